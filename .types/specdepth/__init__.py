@@ -1,0 +1,1 @@
+../../src/specdepth/__init__.py

@@ -1,0 +1,1 @@
+../../src/specdepth/__main__.py

@@ -1,0 +1,1 @@
+../../src/specdepth/_version.py

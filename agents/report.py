@@ -1,0 +1,203 @@
+"""`report.html`: one file with the evidence of a run, readable without network or script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from specdepth.scheduler.cost import CostModel
+
+from . import plots
+from .results import Results, write_atomically
+from .tables import (
+    Grid,
+    arithmetic_grid,
+    arithmetic_of,
+    draft_grid,
+    metric_grid,
+    pass_grid,
+    speedup_row,
+)
+
+FILE_NAME = "report.html"
+LATENCIES = (
+    ("tpot_p50_ms", "Time per output token, median"),
+    ("tpot_p95_ms", "Time per output token, 95th percentile"),
+    ("ttft_p50_ms", "Time to first token, median"),
+    ("ttft_p95_ms", "Time to first token, 95th percentile"),
+)
+
+
+def write_report(
+    folder: str | os.PathLike[str],
+    results: Results,
+    cost: CostModel | None = None,
+    *,
+    title: str = "How deep to draft",
+    focus: str | None = None,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write `report.html` into `folder`, whole or not at all.
+
+    Sections whose numbers are not in `results` are left out.
+
+    Args:
+        folder: created if needed.
+        results: rows by policy and load, as `rows_from_metrics` names them, and "speedup" with
+            intervals; a "learning_curve" series is drawn if present.
+        cost: pass times, for the first section; None leaves it out.
+        title: of the page.
+        focus: the policy that the report is about; None takes the first that is neither "off" nor
+            a fixed depth.
+        notes: sentences that a reader should know, shown at the top.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: `focus` is not in `results`, or the folder cannot be written to.
+    """
+    path = Path(folder) / FILE_NAME
+    write_atomically(path, render(results, cost, title=title, focus=focus, notes=notes))
+    return path
+
+
+def render(
+    results: Results,
+    cost: CostModel | None = None,
+    *,
+    title: str = "How deep to draft",
+    focus: str | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """The page of `write_report` as text."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    focus = _focus(results, focus)
+    styles = plots.line_styles(results.policies, focus)
+    shown = [name for name in (focus, _deepest_fixed(results)) if name is not None]
+
+    def figure(svg: str | None) -> Markup | None:
+        return None if svg is None else Markup(svg)  # our own drawing, text in it escaped
+
+    def against_load(metric: str, label: str, reference: float | None = None) -> Markup | None:
+        loads = plots.numeric_loads(rated)
+        drawn = [
+            name
+            for name in results.policies
+            if any(rated.find(name, load, metric) is not None for load in loads)
+        ]
+        if not drawn or len(loads) < 2:
+            return None
+        svg = plots.metric_plot(rated, metric, label, styles, policies=drawn, reference=reference)
+        return figure(svg)
+
+    rated = _with_speedups(results)
+    context: dict[str, Any] = {
+        "title": title,
+        "focus": focus,
+        "notes": list(notes),
+        "results": results,
+        "headlines": headlines(results, cost, focus),
+        "cost": cost,
+        "knee": figure(plots.knee_plot(cost)) if cost else None,
+        "passes": pass_grid(cost) if cost else None,
+        "drafts": draft_grid(cost) if cost else None,
+        "arithmetic": arithmetic_grid(results, cost, shown) if cost else None,
+        "throughput": against_load("throughput_tok_s", "throughput (tok/s)"),
+        "speedup": against_load("speedup", "throughput, x of off", 1.0),
+        "grids": _filled(
+            metric_grid(results, "throughput_tok_s", "Throughput", "tok/s"),
+            metric_grid(results, "speedup", "Throughput, ratio to off", "x", 2),
+        ),
+        "latencies": _filled(
+            *(metric_grid(results, name, text, "ms", 0) for name, text in LATENCIES)
+        ),
+        "depths": figure(plots.depth_heatmap(results, focus)) if focus else None,
+        "acceptance": figure(plots.acceptance_plot(results, shown, styles)),
+        "time": figure(plots.time_plot(results, [*shown[:1], *_present(results, "off")])),
+        "curves": [
+            (name.replace("_", " ").capitalize(), figure(plots.series_plot(name, series)))
+            for name, series in results.series.items()
+            if series.x
+        ],
+    }
+    template = resources.files("specdepth.agents").joinpath("templates/report.html.j2")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(template.read_text(encoding="utf-8")).render(context)
+
+
+def headlines(
+    results: Results, cost: CostModel | None, focus: str | None
+) -> list[tuple[str, str, str]]:
+    """The few numbers to read first: (number, what it is, detail)."""
+    lines: list[tuple[str, str, str]] = []
+    if cost is not None:
+        knee = cost.knee_tokens()
+        beyond = knee > cost.tokens[-1]
+        number = f"> {cost.tokens[-1]}" if beyond else f"{knee}"
+        free = min(cost.free_tokens(), cost.tokens[-1])
+        detail = f"{free} tokens ride along with one for at most 10 % more time"
+        lines.append((number, "packed tokens double the time of a pass", detail))
+    work = arithmetic_of(results, cost, focus)[:1] if cost is not None and focus else []
+    for one in work:
+        where = f"{focus}, load {one.num_sequences}"
+        lines.append((f"{one.flops_ratio:.2f}x", "arithmetic a committed token", where))
+        lines.append((f"{one.bytes_ratio:.2f}x", "weights streamed a committed token", where))
+    loads = plots.numeric_loads(results)
+    for load in dict.fromkeys((*loads[:1], *loads[-1:])):
+        row = speedup_row(results, focus, load) if focus else None
+        if row is not None:
+            detail = f"{focus}, load {load}"
+            if row.ci_low is not None and row.ci_high is not None:
+                detail += f", 95 % interval {row.ci_low:.2f} to {row.ci_high:.2f}"
+            lines.append((f"{row.value:.2f}x", "throughput of no speculation", detail))
+    return lines
+
+
+def _focus(results: Results, focus: str | None) -> str | None:
+    if focus is not None:
+        if focus not in results.policies:
+            raise ValueError(
+                f"no results of policy {focus!r} to report; there are {', '.join(results.policies)}."
+            )
+        return focus
+    adaptive = [p for p in results.policies if p != "off" and not p.startswith("fixed")]
+    return adaptive[0] if adaptive else _deepest_fixed(results)
+
+
+def _deepest_fixed(results: Results) -> str | None:
+    """The fixed depth that drafts most: it sees every position uncensored."""
+
+    def depth(policy: str) -> float:
+        rows = (results.find(policy, load, "mean_depth") for load in results.loads)
+        return max((row.value for row in rows if row is not None), default=0.0)
+
+    fixed = [p for p in results.policies if p.startswith("fixed")]
+    return max(fixed, key=depth, default=None)
+
+
+def _with_speedups(results: Results) -> Results:
+    """`results` with a "speedup" row wherever two throughputs give one."""
+    pairs = ((p, load) for p in results.policies for load in results.loads)
+    added = [
+        row
+        for policy, load in pairs
+        if results.find(policy, load, "speedup") is None
+        and (row := speedup_row(results, policy, load)) is not None
+    ]
+    return Results(command=results.command, rows=(*results.rows, *added))
+
+
+def _present(results: Results, policy: str) -> list[str]:
+    return [policy] if policy in results.policies else []
+
+
+def _filled(*grids: Grid) -> list[Grid]:
+    return [grid for grid in grids if grid.rows]

@@ -1,0 +1,299 @@
+"""What proposes tokens: prompt lookup, a draft model, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from specdepth.scheduler.depth import DraftSignals
+from specdepth.scheduler.state import DrafterKind, Floats, Ints
+from torch import Tensor
+
+from .kv_cache import BlockPool
+from .models import PackedModel
+from .packing import pack, tail_rows
+from .prompt_lookup import LookupConfig, find_matches
+from .request import Request
+from .runner import Offer, RoundPlan
+from .sampling import Stream, gumbel_argmax, sample, token_probs, uniform
+from .sequences import SequenceTable
+from .signals import law_signals
+from .verification import DraftProbs
+
+__all__ = ["DraftModel", "Drafter", "NoDrafter", "PromptLookup", "Proposal"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Proposal:
+    """Drafted tokens of one round. Legend: R sequences of the plan, K columns."""
+
+    token_ids: Tensor
+    """[R, K] int64 on the device; arbitrary from `lengths` on."""
+    lengths: Ints
+    """[R]"""
+    probs: DraftProbs | None = None
+    """Laws that they were drawn from; None for point masses and where the rule needs none."""
+    top1: Floats | None = None
+    """[R, K] signals, NaN where nothing was drafted; None without a model."""
+    entropy: Floats | None = None
+    margin: Floats | None = None
+    pass_sequences: tuple[int, ...] = ()
+    num_catch_up_tokens: int = 0
+
+
+class Drafter(Protocol):
+    """Makes proposals."""
+
+    kind: DrafterKind
+
+    def start(self, slot: int, request: Request) -> None:
+        """A request took `slot`."""
+        ...
+
+    def offer(self, slots: Ints, max_length: int) -> Offer:
+        """Say what there is to propose, before depths are chosen."""
+        ...
+
+    def draft(self, plan: RoundPlan) -> Proposal:
+        """Propose `plan.depths` tokens, or fewer."""
+        ...
+
+    def settle(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
+        """Learn how many of the drafted tokens stand; runs before they are committed."""
+        ...
+
+
+class NoDrafter:
+    """Never proposes: the target alone."""
+
+    kind: DrafterKind = "none"
+
+    def start(self, slot: int, request: Request) -> None:
+        """Nothing to do."""
+
+    def offer(self, slots: Ints, max_length: int) -> Offer:
+        """Nothing on offer."""
+        none = np.zeros(len(slots), np.int64)
+        return Offer(
+            length=none, match_length=none, num_matches=none, match_agreement=np.zeros(len(slots))
+        )
+
+    def draft(self, plan: RoundPlan) -> Proposal:
+        """An empty proposal."""
+        return Proposal(
+            token_ids=torch.zeros(len(plan.slots), 0, dtype=torch.int64),
+            lengths=np.zeros(len(plan.slots), np.int64),
+        )
+
+    def settle(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
+        """Nothing to do."""
+
+
+class PromptLookup(NoDrafter):
+    """Continues the longest, most recent earlier match of the last few tokens; costs no pass.
+
+    [Saxena 2023, prompt lookup decoding; He et al. 2024, REST, for the idea of retrieval.]
+    """
+
+    kind: DrafterKind = "prompt-lookup"
+
+    def __init__(
+        self, sequences: SequenceTable, device: torch.device, config: LookupConfig | None = None
+    ) -> None:
+        self._sequences, self._device = sequences, device
+        self.config = config or LookupConfig()
+        self._tokens: Ints = np.zeros((sequences.num_slots, 0), np.int64)
+
+    def offer(self, slots: Ints, max_length: int) -> Offer:
+        """Search all `slots` at once and keep what was found for `draft`."""
+        found = find_matches(self._sequences, slots, max_length, self.config)
+        if self._tokens.shape[1] != max_length:
+            self._tokens = np.zeros((self._sequences.num_slots, max_length), np.int64)
+        self._tokens[slots] = found.token_ids
+        return Offer(
+            length=found.lengths,
+            match_length=found.match_lengths,
+            num_matches=found.num_matches,
+            match_agreement=found.agreement,
+        )
+
+    def draft(self, plan: RoundPlan) -> Proposal:
+        """The first `plan.depths` tokens of what `offer` found."""
+        width = int(plan.depths.max(initial=0))
+        tokens = torch.from_numpy(self._tokens[plan.slots, :width]).to(self._device)
+        return Proposal(token_ids=tokens, lengths=plan.depths)
+
+
+class DraftModel:
+    """A smaller causal LM with its own KV in the shared pool.
+
+    Its cache is kept lazily: a sequence that does not draft costs nothing, and when it drafts again its
+    first pass computes all that it missed (prompt included), in passes of at most
+    `max_pass_tokens`.
+
+    Args:
+        model: allocated with the pool's blocks.
+        sequences: shared arrays over slots.
+        pool: shared block tables.
+        coupled: draw with the noise that the target will use.
+        max_pass_tokens: bound on tokens in a catch-up pass.
+    """
+
+    kind: DrafterKind = "draft-model"
+
+    def __init__(
+        self,
+        model: PackedModel,
+        sequences: SequenceTable,
+        pool: BlockPool,
+        *,
+        target_vocab_size: int,
+        coupled: bool,
+        max_pass_tokens: int,
+    ) -> None:
+        self.model = model
+        self._seqs, self._pool = sequences, pool
+        self._vocab_size = target_vocab_size
+        self._coupled = coupled
+        self._max_pass_tokens = max_pass_tokens
+        self._fed: Ints = np.zeros(sequences.num_slots, np.int64)
+        """Tokens of each slot whose draft KV this round computed, drafts included."""
+
+    def start(self, slot: int, request: Request) -> None:
+        """Nothing to do: the cache is filled when the sequence drafts."""
+
+    def offer(self, slots: Ints, max_length: int) -> Offer:
+        """As many tokens as asked for, about which nothing is known yet."""
+        none = np.zeros(len(slots), np.int64)
+        return Offer(
+            length=np.full(len(slots), max_length, np.int64),
+            match_length=none,
+            num_matches=none,
+            match_agreement=np.zeros(len(slots)),
+        )
+
+    def draft(self, plan: RoundPlan) -> Proposal:
+        """Draft in shrinking batches: pass j runs over the sequences that want token j."""
+        seqs, slots, device = self._seqs, plan.slots, self.model.device
+        size, top = len(slots), int(plan.depths.max(initial=0))
+        tokens = torch.zeros(size, top, dtype=torch.int64, device=device)
+        lengths = np.zeros(size, np.int64)
+        signals = np.full((3, size, top), np.nan)
+        law_rows = torch.zeros(size, top, dtype=torch.int64, device=device)
+        laws: list[Tensor] = []
+        num_laws, num_catch_up, passes = 0, 0, []
+        alive = np.flatnonzero(plan.depths > 0)
+        self._fed[slots] = seqs.draft_computed[slots]
+        greedy = not (seqs.temperature[slots] > 0).any()
+        for step in range(top):
+            alive = alive[plan.depths[alive] > step]
+            if not len(alive):
+                break
+            at = slots[alive]
+            positions = seqs.num_tokens[at] + step  # of the token to be drawn
+            logits, num_tokens, num_passes = self._pass(at, positions, tokens[alive], step)
+            num_catch_up += num_tokens - len(at)
+            passes += [len(at)] * num_passes
+            shown = law_signals(logits)
+            signals[:, alive, step] = shown
+            if plan.keep_drafting is not None:
+                stays = plan.keep_drafting(
+                    DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
+                )
+                signals[:, alive[~stays], step] = np.nan
+                alive, at, positions = alive[stays], at[stays], positions[stays]
+                logits = logits[torch.from_numpy(stays).to(device)]
+                if not len(alive):
+                    break
+            if greedy:
+                drawn = logits.argmax(-1)
+            else:
+                law = self._law(logits, at)
+                drawn = self._draw(law, at, positions)
+                if not self._coupled:
+                    laws.append(law)
+                    law_rows[alive, step] = num_laws + torch.arange(len(alive), device=device)
+                    num_laws += len(alive)
+            tokens[alive, step] = drawn
+            lengths[alive] = step + 1
+        return Proposal(
+            token_ids=tokens,
+            lengths=lengths,
+            probs=DraftProbs(torch.cat(laws), law_rows) if laws else None,
+            top1=signals[0],
+            entropy=signals[1],
+            margin=signals[2],
+            pass_sequences=tuple(passes),
+            num_catch_up_tokens=num_catch_up,
+        )
+
+    def settle(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
+        """Keep the KV of what stands; a rejected draft's is overwritten when its place comes again."""
+        valid = np.minimum(self._fed[slots], self._seqs.num_tokens[slots] + num_accepted)
+        self._seqs.draft_computed[slots] = valid
+
+    def _pass(
+        self, at: Ints, positions: Ints, drafted: Tensor, step: int
+    ) -> tuple[Tensor, int, int]:
+        """Feed each sequence all tokens up to `positions` that its draft cache lacks.
+
+        Returns:
+            Logits [D, V] for the tokens at `positions`, tokens computed, and passes taken.
+        """
+        num_tokens, num_passes = 0, 0
+        while True:
+            starts = self._fed[at]
+            missing = positions - starts
+            behind = missing - 1
+            before = np.cumsum(behind) - behind
+            # Everybody's last token rides in the last pass; earlier ones only catch up.
+            over = int(missing.sum()) > max(self._max_pass_tokens, len(at))
+            lengths = np.clip(self._max_pass_tokens - before, 0, behind) if over else missing
+            chosen = np.flatnonzero(lengths)
+            spans = pack(starts[chosen], lengths[chosen])
+            ids = self._tokens(at[chosen], spans.sequence, spans.positions, drafted[chosen], step)
+            layout = self.model.layout(self._pool.tables[at[chosen]], spans.starts, spans.lengths)
+            rows = spans.ends[-1:] - 1 if over else tail_rows(spans, np.ones(len(at), np.int64))
+            logits = self.model.forward(
+                ids, torch.from_numpy(spans.positions).to(ids.device), layout, rows
+            )
+            self._fed[at] += lengths
+            num_tokens += len(spans.positions)
+            num_passes += 1
+            if not over:
+                return logits, num_tokens, num_passes
+
+    def _tokens(
+        self, at: Ints, sequence: Ints, positions: Ints, drafted: Tensor, step: int
+    ) -> Tensor:
+        """Token ids of a packed row: committed ones from the table, drafted ones from the device."""
+        lengths = self._seqs.num_tokens[at]
+        ahead = positions - lengths[sequence]
+        ids = self._seqs.tokens[at[sequence], np.where(ahead < 0, positions, 0)]
+        packed = torch.from_numpy(ids).to(self.model.device)
+        if step:
+            new = np.flatnonzero(ahead >= 0)
+            packed[new] = drafted[sequence[new], ahead[new]]
+        return packed
+
+    def _law(self, logits: Tensor, at: Ints) -> Tensor:
+        seqs = self._seqs
+        law = token_probs(
+            logits,
+            torch.from_numpy(seqs.temperature[at]),
+            torch.from_numpy(seqs.top_k[at]),
+            torch.from_numpy(seqs.top_p[at]),
+        )
+        short = self._vocab_size - law.shape[1]
+        return torch.nn.functional.pad(law, (0, short)) if short > 0 else law
+
+    def _draw(self, law: Tensor, at: Ints, positions: Ints) -> Tensor:
+        seqs, device = self._seqs, law.device
+        seed = torch.from_numpy(seqs.seed[at]).to(device)
+        position = torch.from_numpy(positions).to(device)
+        if self._coupled:
+            return gumbel_argmax(law, seed, position)
+        attempt = torch.from_numpy(seqs.attempt[at]).to(device)
+        return sample(law, uniform(seed, position, attempt, Stream.DRAFT))

@@ -1,0 +1,672 @@
+"""The round loop: continuous batching over a paged KV pool, one depth a sequence and round.
+
+One `Engine` serves every runner: models on a wall clock, or recorded traces on a virtual one. It counts;
+tokens are the runner's business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.depth import DepthScheduler, check_depths, check_lawful
+from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState, SequenceHistory
+
+from .clock import Clock
+from .config import EngineConfig, SamplingParams
+from .kv_cache import BlockPool
+from .metrics import EngineMetrics
+from .request import FinishReason, GenerationResult, Request, RequestMetrics, TokenDelta
+from .runner import ModelRunner, Offer, RoundPlan, RoundResult
+from .sequences import SequenceTable
+from .tokenizers import Detokenizer, decode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EMPTY: Ints = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    """A round between `begin_round` and `finish_round`."""
+
+    slots: Ints
+    """[R] decoding sequences."""
+    chunk_slots: Ints
+    """[P] sequences that only prefill."""
+    chunk_lengths: Ints
+    num_prefill_tokens: int
+    num_context_tokens: int
+    offer: Offer
+    start_s: float
+    shown_s: float = 0.0
+    """When the state was shown to the scheduler."""
+    run_s: float = 0.0
+    """When the depths were settled."""
+    state: RoundState | None = None
+    num_preempted_prefills: int = 0
+
+
+class Engine:
+    """Runs requests to their end, a round at a time.
+
+    `step` is a whole round. An environment that decides depths itself calls `begin_round` and
+    `finish_round` instead; there is no other difference.
+
+    Args:
+        config: batching, pool and verification settings, `block_size`, `num_kv_blocks` and
+            `max_model_len` filled in.
+        runner: drafts and verifies.
+        sequences: arrays over slots, shared with `runner`.
+        pool: KV blocks, shared with `runner`.
+        clock: where time comes from.
+        cost: prices shown to the scheduler.
+        end_token_ids: tokens that end a text.
+        tokenizer: turns tokens into text; None leaves `.text` None and refuses stop strings.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        sequences: SequenceTable,
+        pool: BlockPool,
+        clock: Clock,
+        cost: CostModel,
+        end_token_ids: Iterable[int] = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.seqs = sequences
+        self.pool = pool
+        self.clock = clock
+        self.cost = cost
+        self.tokenizer = tokenizer
+        self.metrics = EngineMetrics(config.max_num_speculative_tokens)
+        self.history = SequenceHistory(config.max_num_seqs, config.max_num_speculative_tokens)
+        self.waiting: deque[Request] = deque()
+        self.round_index = 0
+        self.collect_deltas = False
+        """Whether rounds note `TokenDelta`s for `take_deltas`."""
+        self._end_tokens: Ints = np.array(sorted(set(end_token_ids)), np.int64)
+        self._running: dict[int, Request] = {}
+        self._order: Ints = EMPTY
+        """Active slots, longest admitted first."""
+        self._observe_s = 0.0
+        self._scheduler: DepthScheduler | None = None
+        self._finished: list[GenerationResult] = []
+        self._deltas: list[TokenDelta] = []
+        self._aborts: set[str] = set()
+        self._next_number = 0
+        self._open: _OpenRound | None = None
+
+    # ---------------------------------------------------------------- requests
+
+    def set_scheduler(self, scheduler: DepthScheduler) -> None:
+        """Let `scheduler` choose depths from the next round on.
+
+        Raises:
+            ValueError: it would bend the law of a request in the engine.
+        """
+        for request in (*self.waiting, *self._running.values()):
+            self._check_lawful(scheduler, request.sampling)
+        self._scheduler = scheduler
+
+    @property
+    def scheduler(self) -> DepthScheduler | None:
+        """What chooses depths in `step`."""
+        return self._scheduler
+
+    def add_request(
+        self,
+        prompt_token_ids: Iterable[int],
+        sampling: SamplingParams,
+        request_id: str | None = None,
+        arrival_s: float | None = None,
+    ) -> Request:
+        """Queue a prompt.
+
+        Raises:
+            ValueError: empty or too long prompt, a pool too small for it, stop strings without a
+                tokenizer, a rule that the sampling does not fit, or an id in use.
+        """
+        tokens = np.fromiter(prompt_token_ids, np.int64)
+        self._check_request(tokens, sampling)
+        if self._scheduler is not None:
+            self._check_lawful(self._scheduler, sampling)
+        number = self._next_number
+        name = str(number) if request_id is None else request_id
+        if any(name == r.request_id for r in (*self.waiting, *self._running.values())):
+            raise ValueError(
+                f"A request with the id {name!r} is still in the engine; choose another id."
+            )
+        self._next_number += 1
+        request = Request(
+            request_id=name,
+            number=number,
+            prompt_token_ids=tokens,
+            sampling=sampling,
+            arrival_s=self.clock.now() if arrival_s is None else arrival_s,
+        )
+        if sampling.stop:
+            assert self.tokenizer is not None
+            request.detokenizer = Detokenizer(self.tokenizer, sampling.stop)
+        self.waiting.append(request)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request at the end of the current round; False if it is not here. What it has
+        generated comes out with `finish_reason="abort"`.
+        """
+        if not any(request_id == r.request_id for r in (*self.waiting, *self._running.values())):
+            return False
+        self._aborts.add(request_id)
+        if self._open is None:
+            self._carry_out_aborts()
+        return True
+
+    def abort_all(self) -> None:
+        """Drop every request and any round under way."""
+        if self._open is not None:
+            self.cancel_round()
+        self._aborts.update(r.request_id for r in (*self.waiting, *self._running.values()))
+        self._carry_out_aborts()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in slots, prefilling ones included."""
+        return len(self._order)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.waiting or self._running)
+
+    def take_finished(self) -> list[GenerationResult]:
+        """Results since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def take_deltas(self) -> list[TokenDelta]:
+        """Tokens committed since the last call, if `collect_deltas`."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    # ------------------------------------------------------------------ rounds
+
+    def step(self) -> RoundOutcome | None:
+        """Run one round with the scheduler; None if there is nothing to do."""
+        state = self.begin_round()
+        if state is None:
+            return None
+        try:
+            depths = self._choose(state)
+        except BaseException:
+            self.cancel_round()
+            raise
+        outcome = self.finish_round(depths)
+        if self._scheduler is not None and state.num_running:
+            before = self.clock.now()
+            self._scheduler.observe(outcome)
+            self._observe_s = self.clock.now() - before
+        return outcome
+
+    def begin_round(self) -> RoundState | None:
+        """Admit requests, plan prefill chunks, ask the drafter for offers, and show the state.
+
+        Returns:
+            The state, with `num_running` 0 when the round only prefills; None if there is no work.
+        """
+        if self._open is not None:
+            raise RuntimeError(
+                "begin_round was called twice; finish_round or cancel_round comes first."
+            )
+        start_s = self.clock.now()
+        self._admit()
+        if not len(self._order):
+            return None
+        seqs, order = self.seqs, self._order
+        pending = seqs.num_tokens[order] - seqs.num_computed[order]
+        # Every sequence may decode; what is left of the budget goes to prompts, oldest first.
+        extra = pending - 1
+        before = np.cumsum(extra) - extra
+        budget = max(self.config.max_num_batched_tokens - len(order), 1)
+        granted = np.clip(budget - before, 0, extra)
+        decodes = granted == extra
+        chunked = ~decodes & (granted > 0)
+        slots = order[decodes]
+        top = self.config.max_num_speculative_tokens
+        offer = self.runner.offer(slots, top)
+        opened = _OpenRound(
+            slots=slots,
+            chunk_slots=order[chunked],
+            chunk_lengths=granted[chunked],
+            num_prefill_tokens=int(granted.sum()),
+            num_context_tokens=int(
+                (seqs.num_computed[order] + granted)[decodes | chunked].sum() + len(slots)
+            ),
+            offer=offer,
+            start_s=start_s,
+        )
+        self._open = opened
+        opened.state = self._state(opened)
+        opened.shown_s = self.clock.now()
+        return opened.state
+
+    def finish_round(self, depths: Ints) -> RoundOutcome:
+        """Draft and verify with `depths` [R], commit the tokens, and say what came of it.
+
+        Raises:
+            ValueError: depths of a wrong shape or out of range; the round can be finished again.
+        """
+        opened = self._open
+        if opened is None or opened.state is None:
+            raise RuntimeError("finish_round needs a begin_round before it.")
+        asked = check_depths(depths, opened.state, self._scheduler or self)
+        opened.run_s = self.clock.now()
+        try:
+            plan = self._plan(opened, asked)
+            outcome = self._commit(opened, asked, plan, self.runner.run(plan))
+        except BaseException:
+            self.cancel_round()
+            raise
+        self._open = None
+        self.round_index += 1
+        self.metrics.on_round(outcome, opened.state)
+        self._carry_out_aborts()
+        return outcome
+
+    def cancel_round(self) -> None:
+        """Drop a round that was begun and not finished: no token is committed, blocks roll back."""
+        self._open = None
+        if len(self._order):
+            self.pool.shrink(self._order, self.seqs.num_tokens[self._order])
+
+    # ------------------------------------------------------------ parts of a round
+
+    def _choose(self, state: RoundState) -> Ints:
+        if self._scheduler is None:
+            raise RuntimeError("No depth scheduler; call set_scheduler first.")
+        return self._scheduler.choose(state) if state.num_running else EMPTY
+
+    def _admit(self) -> None:
+        """Move waiting requests into free slots while the pool holds their tokens and leaves every
+        running sequence a block to grow into: or a victim would come back only to be evicted again.
+        """
+        while self.waiting and len(self._order) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            length = len(request.prompt_token_ids) + len(request.generated)
+            needed = -(-length // self.pool.block_size)
+            if self._running and needed + len(self._order) > self.pool.num_free:
+                return
+            self.waiting.popleft()
+            slot = int(np.flatnonzero(~self.seqs.active)[0])
+            at = np.array([slot])
+            self.seqs.start(slot, request)
+            self.pool.grow(at, np.array([length]))
+            self.history.reset(at)
+            if request.history is not None:
+                self.history.restore(slot, request.history)
+                request.history = None
+            self._running[slot] = request
+            self._order = np.append(self._order, slot)
+            self.runner.start(slot, request)
+
+    def _state(self, opened: _OpenRound) -> RoundState:
+        seqs, history, slots, config = self.seqs, self.history, opened.slots, self.config
+        positions = seqs.num_tokens[slots]
+        remaining = seqs.max_tokens[slots] - positions
+        length = opened.offer.length
+        return RoundState(
+            num_running=len(slots),
+            slots=slots,
+            request_ids=seqs.number[slots],
+            positions=positions,
+            num_generated=positions - seqs.num_prompt[slots],
+            num_remaining=remaining,
+            max_depths=np.minimum(length, remaining - 1),
+            acceptance_ema=history.acceptance_ema[slots],
+            acceptance_ema_slow=history.acceptance_ema_slow[slots],
+            num_drafted_tokens=history.num_drafted_tokens[slots],
+            num_accepted_tokens=history.num_accepted_tokens[slots],
+            num_drafted_rounds=history.num_drafted_rounds[slots],
+            last_depth=history.last_depth[slots],
+            last_accepted=history.last_accepted[slots],
+            full_streak=history.full_streak[slots],
+            rounds_since_draft=history.rounds_since_draft[slots],
+            proposal_length=length,
+            match_length=opened.offer.match_length,
+            num_matches=opened.offer.num_matches,
+            match_agreement=opened.offer.match_agreement,
+            last_match_length=history.last_match_length[slots],
+            draft_top1=history.draft_top1[slots],
+            draft_entropy=history.draft_entropy[slots],
+            draft_margin=history.draft_margin[slots],
+            draft_lag=positions - 1 - seqs.draft_computed[slots],
+            target_top1=history.target_top1[slots],
+            target_entropy=history.target_entropy[slots],
+            round_index=self.round_index,
+            num_waiting=len(self.waiting),
+            num_prefill_tokens=opened.num_prefill_tokens,
+            num_context_tokens=opened.num_context_tokens,
+            kv_used_fraction=self.pool.used_fraction,
+            num_free_blocks=self.pool.num_free,
+            num_blocks=self.pool.num_blocks,
+            block_size=self.pool.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_speculative_tokens=config.max_num_speculative_tokens,
+            drafter=self.runner.drafter,
+            cost=self.cost,
+        )
+
+    def _plan(self, opened: _OpenRound, asked: Ints) -> RoundPlan:
+        """Settle depths, find blocks for them, preempting the youngest if need be, and fix the plan."""
+        assert opened.state is not None
+        wanted = np.minimum(asked, opened.state.max_depths)
+        rows = np.arange(len(asked))
+        while True:
+            slots, depths = opened.slots[rows], wanted[rows]
+            lengths = self.seqs.num_tokens[slots]
+            if self.config.lookahead == "clip":
+                depths = self._clip(slots, lengths, depths)
+            # The bonus token's own KV is written in the next round: length + depth is enough.
+            if int(self.pool.missing(slots, lengths + depths).sum()) <= self.pool.num_free:
+                break
+            victim = int(self._order[-1])
+            rows = rows[slots != victim]
+            others = opened.chunk_slots != victim
+            opened.num_preempted_prefills += len(others) - int(others.sum())
+            opened.chunk_slots = opened.chunk_slots[others]
+            opened.chunk_lengths = opened.chunk_lengths[others]
+            self._preempt(victim)
+        self.pool.grow(slots, lengths + depths)
+        # Before the run: a round that fails after its draws must not draw the same again.
+        self.seqs.attempt[slots] += 1
+        state, scheduler = opened.state, self._scheduler
+        keep_drafting = getattr(scheduler, "keep_drafting", None)
+        trim = getattr(scheduler, "trim", None)
+        return RoundPlan(
+            slots=slots,
+            rows=rows,
+            depths=depths,
+            prefill_slots=opened.chunk_slots,
+            prefill_lengths=opened.chunk_lengths,
+            keep_drafting=keep_drafting and (lambda signals: keep_drafting(state, signals)),
+            trim=trim and (lambda signals: trim(state, signals)),
+        )
+
+    def _clip(self, slots: Ints, lengths: Ints, depths: Ints) -> Ints:
+        """Cut depths to free blocks, the youngest's first; what a sequence holds already is its own."""
+        pool = self.pool
+        must = pool.missing(slots, lengths)
+        spare = max(pool.num_free - int(must.sum()), 0)
+        wanted = pool.missing(slots, lengths + depths) - must
+        granted = np.clip(spare - (np.cumsum(wanted) - wanted), 0, wanted)
+        room = (pool.num_allocated[slots] + must + granted) * pool.block_size
+        clipped: Ints = np.minimum(depths, room - lengths)
+        return clipped
+
+    def _preempt(self, slot: int) -> None:
+        """Send a sequence back to the head of the queue; its text so far is kept and recomputed."""
+        request = self._leave(slot)
+        request.history = self.history.save(slot)
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _leave(self, slot: int) -> Request:
+        """Take the sequence out of its slot."""
+        at = np.array([slot])
+        request = self._running.pop(slot)
+        self.seqs.stop(slot, request)
+        self.pool.release(at)
+        self.runner.stop(at)
+        self._order = self._order[self._order != slot]
+        return request
+
+    def _commit(
+        self, opened: _OpenRound, asked: Ints, plan: RoundPlan, result: RoundResult
+    ) -> RoundOutcome:
+        seqs, slots, clock = self.seqs, plan.slots, self.clock
+        draft_s, verify_s = clock.pass_times(result.work, result.draft_s, result.verify_s)
+        now = clock.now()
+        lengths = seqs.num_tokens[slots]
+        count = self._count_committed(slots, lengths, result)
+        stopped = self._stop_strings(slots, count, result) if self._any_stop else {}
+        ends = lengths + count
+        rows = np.repeat(np.arange(len(slots)), count)
+        columns = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+        seqs.tokens[slots[rows], lengths[rows] + columns] = result.tokens[rows, columns]
+        seqs.num_tokens[slots] = ends
+        seqs.num_computed[slots] = ends - 1
+        seqs.num_computed[plan.prefill_slots] += plan.prefill_lengths
+        first = np.isnan(seqs.first_token_s[slots])
+        if first.any():
+            seqs.first_token_s[slots[first]] = now
+        accepted = np.minimum(result.num_accepted, count)
+        signals = self._note_history(opened, plan, result, accepted)
+        used = self.pool.used_fraction
+        self.pool.shrink(slots, ends)
+        reasons = self._finish_reasons(slots, ends, stopped)
+        if self.collect_deltas:
+            self._note_deltas(slots, lengths, ends, reasons)
+        finished = np.zeros(len(slots), np.bool_)
+        for row, reason in reasons.items():
+            finished[row] = True
+            self._finish(int(slots[row]), reason, now)
+        observe_s, self._observe_s = self._observe_s, 0.0
+        schedule_s = opened.run_s - opened.shown_s + observe_s
+        total_s = clock.now() - opened.start_s + observe_s
+        size, work = len(asked), result.work
+        return RoundOutcome(
+            slots=opened.slots,
+            request_ids=opened.state.request_ids,  # type: ignore[union-attr]
+            depths=asked,
+            num_drafted=_scatter(result.num_drafted, plan.rows, size, 0),
+            num_proposed=_scatter(result.num_proposed, plan.rows, size, 0),
+            num_accepted=_scatter(accepted, plan.rows, size, 0),
+            num_committed=_scatter(count, plan.rows, size, 0),
+            finished=_scatter(finished, plan.rows, size, False),
+            preempted=_scatter(np.zeros(len(slots), np.bool_), plan.rows, size, True),
+            draft_top1=_scatter(signals[0], plan.rows, size, np.nan),
+            draft_entropy=_scatter(signals[1], plan.rows, size, np.nan),
+            draft_margin=_scatter(signals[2], plan.rows, size, np.nan),
+            target_top1=_scatter(result.target_top1, plan.rows, size, np.nan),
+            target_entropy=_scatter(result.target_entropy, plan.rows, size, np.nan),
+            num_preempted_prefills=opened.num_preempted_prefills,
+            num_pass_tokens=work.num_pass_tokens,
+            num_prefill_tokens=work.num_prefill_tokens,
+            num_context_tokens=work.num_context_tokens,
+            draft_pass_sequences=work.draft_pass_sequences,
+            num_catch_up_tokens=work.num_catch_up_tokens,
+            num_waiting=len(self.waiting),
+            kv_used_fraction=used,
+            start_s=opened.start_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            schedule_s=schedule_s,
+            other_s=max(total_s - draft_s - verify_s - schedule_s, 0.0),
+        )
+
+    def _count_committed(self, slots: Ints, lengths: Ints, result: RoundResult) -> Ints:
+        """Tokens of each sequence up to the first end: of the budget, a recording, or an end token."""
+        seqs = self.seqs
+        limit = np.minimum(seqs.max_tokens[slots], seqs.end_at[slots]) - lengths
+        count = np.minimum(result.num_accepted + 1, limit)
+        if len(self._end_tokens) and len(slots):
+            width = result.tokens.shape[1]
+            ends = np.isin(result.tokens, self._end_tokens) & ~seqs.ignore_eos[slots][:, None]
+            ends &= np.arange(width) < count[:, None]
+            count = np.where(ends.any(1), ends.argmax(1) + 1, count)
+        return count
+
+    @property
+    def _any_stop(self) -> bool:
+        return any(request.detokenizer is not None for request in self._running.values())
+
+    def _stop_strings(self, slots: Ints, count: Ints, result: RoundResult) -> dict[int, bool]:
+        """Shorten `count` in place where a stop string completes; returns those rows."""
+        stopped = {}
+        for row, slot in enumerate(slots.tolist()):
+            watcher = self._running[slot].detokenizer
+            if watcher is None:
+                continue
+            before = watcher.num_tokens
+            watcher.append(result.tokens[row, : count[row]].tolist())
+            if watcher.stopped:
+                count[row] = watcher.num_tokens - before
+                stopped[row] = True
+        return stopped
+
+    def _note_history(
+        self, opened: _OpenRound, plan: RoundPlan, result: RoundResult, accepted: Ints
+    ) -> tuple[Floats, Floats, Floats]:
+        """Remember acceptance and signals; returns the draft signals up to the first rejection."""
+        history, slots, top = self.history, plan.slots, self.config.max_num_speculative_tokens
+        history.update(slots, result.num_drafted, accepted)
+        history.last_match_length[slots] = opened.offer.match_length[plan.rows]
+        history.target_top1[slots] = result.target_top1
+        history.target_entropy[slots] = result.target_entropy
+        if result.draft_top1 is None or result.draft_entropy is None or result.draft_margin is None:
+            none = np.full((len(slots), top), np.nan)
+            return none, none, none
+        # Past the first rejection the draft went on from a token that is not in the text.
+        hidden = np.arange(top) > accepted[:, None]
+        shown = [
+            np.where(hidden, np.nan, signal)
+            for signal in (result.draft_top1, result.draft_entropy, result.draft_margin)
+        ]
+        drew = result.num_drafted > 0
+        for kept, signal in zip(
+            (history.draft_top1, history.draft_entropy, history.draft_margin), shown, strict=True
+        ):
+            kept[slots[drew]] = signal[drew]
+        return shown[0], shown[1], shown[2]
+
+    def _finish_reasons(
+        self, slots: Ints, ends: Ints, stopped: dict[int, bool]
+    ) -> dict[int, FinishReason]:
+        seqs = self.seqs
+        last = seqs.tokens[slots, ends - 1]
+        at_end = (ends >= seqs.end_at[slots]) | (
+            np.isin(last, self._end_tokens) & ~seqs.ignore_eos[slots]
+        )
+        for row in stopped:
+            at_end[row] = True
+        over = at_end | (ends >= seqs.max_tokens[slots])
+        return {row: "stop" if at_end[row] else "length" for row in np.flatnonzero(over).tolist()}
+
+    def _note_deltas(
+        self, slots: Ints, lengths: Ints, ends: Ints, reasons: dict[int, FinishReason]
+    ) -> None:
+        for row, (slot, start, end) in enumerate(
+            zip(slots.tolist(), lengths.tolist(), ends.tolist(), strict=True)
+        ):
+            self._deltas.append(
+                TokenDelta(
+                    request_id=self._running[slot].request_id,
+                    token_ids=self.seqs.tokens[slot, start:end].tolist(),
+                    finish_reason=reasons.get(row),
+                )
+            )
+
+    def _finish(self, slot: int, reason: FinishReason, now: float) -> None:
+        drafted = int(self.history.num_drafted_tokens[slot])
+        accepted = int(self.history.num_accepted_tokens[slot])
+        self._deliver(self._leave(slot), reason, drafted, accepted, now)
+
+    def _deliver(
+        self, request: Request, reason: FinishReason, drafted: int, accepted: int, now: float
+    ) -> None:
+        metrics = RequestMetrics(
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_generated_tokens=len(request.generated),
+            num_rounds=request.num_rounds,
+            num_drafted_tokens=drafted,
+            num_accepted_tokens=accepted,
+            num_preemptions=request.num_preemptions,
+            arrival_s=request.arrival_s,
+            first_token_s=request.first_token_s,
+            finished_s=now,
+        )
+        self.metrics.on_finished(metrics)
+        self._finished.append(
+            GenerationResult(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids.tolist(),
+                token_ids=request.generated,
+                text=self._text(request),
+                finish_reason=reason,
+                metrics=metrics,
+            )
+        )
+
+    def _text(self, request: Request) -> str | None:
+        if self.tokenizer is None:
+            return None
+        if request.detokenizer is not None and request.detokenizer.stopped:
+            return request.detokenizer.text
+        tokens = request.generated
+        if tokens and not request.sampling.ignore_eos and tokens[-1] in self._end_tokens:
+            tokens = tokens[:-1]
+        return decode(self.tokenizer, tokens)
+
+    def _carry_out_aborts(self) -> None:
+        for name in self._aborts:
+            for request in list(self.waiting):
+                if request.request_id == name:
+                    self.waiting.remove(request)
+                    counts = request.history or {}
+                    drafted = int(counts.get("num_drafted_tokens", 0))
+                    accepted = int(counts.get("num_accepted_tokens", 0))
+                    self._deliver(request, "abort", drafted, accepted, self.clock.now())
+            for slot, request in list(self._running.items()):
+                if request.request_id == name:
+                    self._finish(slot, "abort", self.clock.now())
+        self._aborts.clear()
+
+    # ---------------------------------------------------------------- checks
+
+    def _check_request(self, tokens: Ints, sampling: SamplingParams) -> None:
+        total = len(tokens) + sampling.max_new_tokens
+        limit = self.seqs.max_model_len
+        if not len(tokens):
+            raise ValueError("The prompt is empty; at least one token is needed.")
+        if total > limit:
+            raise ValueError(
+                f"The prompt has {len(tokens)} tokens and asks for {sampling.max_new_tokens} more; the "
+                f"model holds {limit} (max_model_len). Shorten the prompt or lower max_new_tokens."
+            )
+        needed = -(-total // self.pool.block_size)
+        if needed > self.pool.num_blocks:
+            raise ValueError(
+                f"The prompt of {len(tokens)} tokens with {sampling.max_new_tokens} new ones needs "
+                f"{needed} KV blocks of {self.pool.block_size} tokens, the pool has "
+                f"{self.pool.num_blocks}; raise kv_cache_bytes or num_kv_blocks."
+            )
+        if sampling.stop and self.tokenizer is None:
+            raise ValueError("Stop strings need a tokenizer, and this model folder has none.")
+        if sampling.temperature > 0 and self.config.verification == "greedy":
+            raise ValueError(
+                f'verification="greedy" samples nothing, but the request has temperature '
+                f'{sampling.temperature}; use temperature 0, or verification="rejection" or "coupled".'
+            )
+
+    def _check_lawful(self, scheduler: DepthScheduler, sampling: SamplingParams) -> None:
+        rule = self.config.verification if sampling.temperature > 0 else "greedy"
+        check_lawful(scheduler, rule, self.runner.drafter == "draft-model")
+
+
+def _scatter(values: NDArray[Any], rows: Ints, size: int, fill: Any) -> NDArray[Any]:
+    """Put `values` of the planned rows back among all rows of the state."""
+    if len(rows) == size:
+        return values
+    full = np.full((size, *values.shape[1:]), fill, values.dtype)
+    full[rows] = values
+    return full

@@ -1,0 +1,113 @@
+"""Models by name: hub, local folder, or the default model of this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from .default_model import default_model_path
+from .tokenizers import end_token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT_NAME = "default"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal LM with what belongs to it."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    end_token_ids: tuple[int, ...]
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """Return a device that exists; None takes a GPU if there is one.
+
+    Raises:
+        ValueError: CUDA asked for and absent, or no such device.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:N", got {device!r}.') from None
+    if resolved.type not in ("cpu", "cuda"):
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:N", got {device!r}.')
+    if resolved.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (resolved.index or 0) >= count:
+            raise ValueError(
+                f"device={str(device)!r} was asked for, but torch {torch.__version__} sees {count} "
+                'CUDA devices; use device="cpu" or install a CUDA build of torch.'
+            )
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Return a floating dtype by name or as it is.
+
+    Raises:
+        ValueError: not one of float64, float32, float16, bfloat16.
+    """
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if kind not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype must be float64, float32, float16 or bfloat16, got {dtype!r}.")
+    assert isinstance(kind, torch.dtype)
+    return kind
+
+
+def load_model(
+    source: str | Path | PreTrainedModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> LoadedModel:
+    """Load a model for inference.
+
+    Args:
+        source: "default", a folder, a hub name, or a loaded model (moved and converted in place).
+        dtype: floating dtype.
+        device: where it goes.
+        tokenizer: used instead of the source's own.
+
+    Raises:
+        OSError: it cannot be found.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+    if isinstance(source, PreTrainedModel):
+        model, name = source, type(source).__name__
+    else:
+        name = str(source)
+        path = str(default_model_path()) if name == DEFAULT_NAME else name
+        if name == DEFAULT_NAME:
+            name = "SmolLM2-135M-Instruct"
+        elif Path(path).is_dir():
+            name = Path(path).name
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        except OSError as error:
+            raise OSError(
+                f"The model {name!r} was not found, neither as a folder nor on the hub "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+        if tokenizer is None and _has_tokenizer(path):
+            tokenizer = AutoTokenizer.from_pretrained(path)
+    torch.nn.Module.to(model, device=device, dtype=dtype).eval()
+    ends = end_token_ids(model.generation_config, model.config, tokenizer)
+    return LoadedModel(name, model, tokenizer, ends)
+
+
+def _has_tokenizer(path: str) -> bool:
+    """Whether a folder holds a tokenizer; hub names are taken to have one."""
+    folder = Path(path)
+    return not folder.is_dir() or any((folder / name).exists() for name in TOKENIZER_FILES)

@@ -1,0 +1,281 @@
+"""A transformers model as a packed, paged forward pass; what cannot be reproduced is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from specdepth.scheduler.state import Ints
+from torch import Tensor, nn
+
+from . import attention
+from .attention import IMPLEMENTATION, LayerKV, PassLayout, build_layout
+from .prepack import can_prepack, prepack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PROBE_IMPLEMENTATION = "specdepth_probe"
+CHECK_LENGTH = 24
+"""Tokens of the load-time comparison with the model's own attention."""
+RELATIVE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05}
+"""Largest relative L2 error of logits in that comparison; 0.15 for bf16. A wrong mask, window or
+position is off by the order of 1."""
+
+KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """KV of one attention layer."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class UnsupportedModelError(ValueError):
+    """The packed forward would not reproduce this model."""
+
+
+class PackedModel:
+    """A causal language model that runs ragged packed passes over a paged KV pool.
+
+    Args:
+        model: a transformers causal LM in evaluation mode on its device.
+        vocab_size: real tokens; rows of the head beyond are padding and never returned.
+        use_varlen: None decides by device and dtype.
+        self_check: compare with the model's own attention first.
+
+    Raises:
+        UnsupportedModelError: names the feature that is not reproduced.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocab_size: int | None = None,
+        *,
+        use_varlen: bool | None = None,
+        self_check: bool = True,
+    ) -> None:
+        self.model = model
+        self.name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        text_config = model.config.get_text_config()
+        refuse_by_config(self.name, model.config, text_config)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        rows = head.weight.shape[0] if head is not None else int(text_config.vocab_size)
+        self.vocab_size = min(vocab_size or rows, rows)
+        self.max_positions: int | None = getattr(text_config, "max_position_embeddings", None)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        embedding: Tensor = model.get_input_embeddings().weight
+        tied = head is not None and head.weight is embedding
+        self.flops_per_token = 2.0 * (self.num_parameters - (0 if tied else embedding.numel()))
+        """Multiplications and additions of the linear layers; looking up an embedding is free."""
+        if use_varlen is None:
+            use_varlen = self.device.type == "cuda" and self.dtype in (
+                torch.float16,
+                torch.bfloat16,
+            )
+        self.use_varlen = use_varlen
+        self.layers: list[LayerKV] = []
+        self.block_size = 0
+        attention.register()
+        reference_ids = torch.arange(CHECK_LENGTH, device=self.device)[None] % self.vocab_size
+        with torch.inference_mode():
+            self.shapes, has_softcap = probe_attention(model, self.name, reference_ids[:, :4])
+            reference = _plain_logits(model, reference_ids) if self_check else None
+        if has_softcap:
+            self.use_varlen = False  # the flash kernel has no soft-capping
+        model.set_attn_implementation(IMPLEMENTATION)
+        if can_prepack(self.dtype, self.device):
+            prepack(model)
+        if reference is not None:
+            self._check(reference_ids[0].cpu().numpy(), reference)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        values = sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.shapes)
+        return values * torch.empty((), dtype=self.dtype).element_size()
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Create the KV pool: `num_blocks` blocks of `block_size` tokens, and one scratch block.
+
+        Zeroed, because masked keys are still multiplied by 0 and an uninitialised NaN would survive.
+        """
+        self.block_size = block_size
+        self.layers = [
+            LayerKV(
+                self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.key_dim),
+                self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.value_dim),
+            )
+            for s in self.shapes
+        ]
+
+    def _pool(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def layout(self, tables: NDArray[np.int32], starts: Ints, query_lens: Ints) -> PassLayout:
+        """See `attention.build_layout`."""
+        return build_layout(
+            self.layers, tables, starts, query_lens, self.block_size, self.device, self.use_varlen
+        )
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, layout: PassLayout, logit_rows: Ints
+    ) -> Tensor:
+        """One packed pass.
+
+        Args:
+            token_ids: [T] int64 on the device.
+            positions: [T] int64.
+            layout: where the tokens live.
+            logit_rows: [N] rows of the packed row whose logits are wanted; the head runs on them only.
+
+        Returns:
+            [N, vocab_size] logits.
+        """
+        output = self.model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(logit_rows).to(self.device),
+            layout=layout,
+        )
+        logits: Tensor = output.logits[0, :, : self.vocab_size]
+        return logits
+
+    def _check(self, ids: NDArray[np.int64], reference: Tensor) -> None:
+        """Run `ids` through the paged pass in three uneven chunks, interleaved with a copy."""
+        block_size = 4
+        blocks = -(-len(ids) // block_size)
+        self.allocate(2 * blocks, block_size)
+        tables = np.arange(2 * blocks, dtype=np.int32).reshape(blocks, 2).T
+        rows = []
+        with torch.inference_mode():
+            for start, stop in ((0, 9), (9, 10), (10, len(ids))):
+                # The second sequence trails by one token, so that the queries are ragged.
+                spans = [(0, start, stop), (1, max(start - 1, 0), stop - 1)]
+                tokens = np.concatenate([ids[a:b] for _, a, b in spans])
+                positions = np.concatenate([np.arange(a, b) for _, a, b in spans])
+                layout = self.layout(
+                    tables,
+                    np.array([a for _, a, _ in spans]),
+                    np.array([b - a for _, a, b in spans]),
+                )
+                wanted = np.arange(stop - start)
+                rows.append(
+                    self.forward(
+                        torch.from_numpy(tokens).to(self.device),
+                        torch.from_numpy(positions).to(self.device),
+                        layout,
+                        wanted,
+                    )
+                )
+        self.layers = []
+        got = torch.cat(rows).double()
+        want = reference[:, : self.vocab_size].double()
+        error = float((got - want).norm() / want.norm().clamp_min(1e-30))
+        if not error <= RELATIVE_TOLERANCE.get(self.dtype, 0.15):
+            raise UnsupportedModelError(
+                f"{self.name}: the paged attention does not reproduce this model (relative error of "
+                f"logits {error:.2g}); its attention has a feature that specdepth does not know. "
+                "Use another model, or report its architecture."
+            )
+
+
+def refuse_by_config(name: str, config: Any, text_config: Any) -> None:
+    """Refuse what a configuration already tells.
+
+    Raises:
+        UnsupportedModelError: encoder-decoder, layer kinds without paged attention, or rotary
+            embeddings that depend on the longest sequence in the batch.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder model; a decoder-only one is needed."
+        )
+    kinds = set(getattr(text_config, "layer_types", None) or ()) - KNOWN_LAYER_TYPES
+    if kinds:
+        raise UnsupportedModelError(
+            f"{name} has layers of kind {', '.join(sorted(kinds))}, which keep a state that cannot be "
+            "paged and rolled back here; only full and sliding-window attention is supported."
+        )
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    scopes = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+    for scope in scopes:
+        if scope.get("rope_type") in ("dynamic", "longrope"):
+            raise UnsupportedModelError(
+                f"{name} scales its rotary embedding ({scope['rope_type']}) by the longest sequence of a "
+                "batch, so the text would depend on the batch; set another rope_type."
+            )
+
+
+def probe_attention(
+    model: PreTrainedModel, name: str, token_ids: Tensor
+) -> tuple[list[LayerShape], bool]:
+    """Run a few tokens and note what each attention layer hands to its attention function.
+
+    Returns:
+        Shapes in order of `layer_idx`, and whether a layer soft-caps its scores.
+
+    Raises:
+        UnsupportedModelError: layers that do not go through the attention interface, attention sinks,
+            masks of the model's own making, bidirectional attention, or layers that share an index.
+    """
+    from transformers import AttentionInterface
+
+    seen: dict[int, LayerShape] = {}
+    problems: set[str] = set()
+    softcaps: set[float] = set()
+
+    def probe(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **kw: Any
+    ) -> tuple[Tensor, None]:
+        index = getattr(module, "layer_idx", None)
+        if index is None or index in seen:
+            problems.add("attention layers without an index of their own")
+        else:
+            seen[index] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        if kw.get("s_aux") is not None:
+            problems.add("attention sinks")
+        if mask is not None:
+            problems.add("an attention mask of its own making")
+        if kw.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            problems.add("bidirectional attention")
+        if kw.get("layout") is not None:
+            problems.discard("attention that ignores keyword arguments")
+        if kw.get("softcap") is not None:
+            softcaps.add(kw["softcap"])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+    AttentionInterface.register(PROBE_IMPLEMENTATION, probe)
+    problems.add("attention that ignores keyword arguments")
+    model.set_attn_implementation(PROBE_IMPLEMENTATION)
+    positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
+    model(input_ids=token_ids, position_ids=positions, use_cache=False, layout=object())
+    expected = int(model.config.get_text_config().num_hidden_layers)
+    if set(seen) != set(range(expected)):
+        problems.discard("attention that ignores keyword arguments")
+        problems.add(
+            f"{expected - len(seen)} of {expected} layers outside transformers' attention interface"
+        )
+    if problems:
+        raise UnsupportedModelError(
+            f"{name} ({type(model).__name__}) has {', '.join(sorted(problems))}, which the paged attention "
+            "does not reproduce; use another model."
+        )
+    return [seen[i] for i in range(expected)], bool(softcaps)
+
+
+def _plain_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    model.set_attn_implementation("eager")
+    logits: Tensor = model(input_ids=token_ids, use_cache=False).logits[0]
+    return logits

@@ -1,0 +1,298 @@
+"""Measures what passes cost on this machine, and writes it as a `CostModel`.
+
+Passes go through the runner's own packed path (`PassTimer.time_pass`), so what is priced is what
+rounds will pay, attention groups and CUDA graphs included.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.state import DrafterKind
+
+from .roofline import ModelSize
+
+logger = logging.getLogger(__name__)
+
+PASS_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Default grid of packed tokens; dense where kernels change."""
+DRAFT_SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CATCH_UP_TOKENS = (4, 16)
+"""Tokens beyond one a sequence from which the price of catching up is fitted."""
+CONTEXT_SEQUENCES = (1, 4, 16)
+"""Batch sizes at which the price of context is measured."""
+MIN_REPEATS, MAX_REPEATS = 3, 25
+
+ModelRole = Literal["target", "draft"]
+
+
+class PassTimer(Protocol):
+    """Runs one pass over made-up sequences and times it. `TorchRunner` is one."""
+
+    drafter: DrafterKind
+    max_num_seqs: int
+    """S, sequences that fit into a pass."""
+    max_num_speculative_tokens: int
+    """K."""
+    max_pass_tokens: int
+    """Tokens that fit into a pass."""
+    max_model_len: int
+    """Longest sequence in tokens."""
+    max_kv_tokens: int
+    """Tokens that fit into the KV pool."""
+
+    def time_pass(
+        self,
+        query_lengths: list[int],
+        context_lengths: list[int],
+        num_logit_rows: int,
+        model: ModelRole = "target",
+    ) -> float:
+        """Return the seconds of one packed pass on the runner's clock, the device synchronised.
+
+        Args:
+            query_lengths: tokens that each sequence computes.
+            context_lengths: tokens that each has in the cache before the pass.
+            num_logit_rows: rows, the last ones of the pass, that go through the head.
+            model: which of the two models runs.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One pass shape to be timed."""
+
+    model: ModelRole
+    queries: tuple[int, ...]
+    contexts: tuple[int, ...]
+    num_logit_rows: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.queries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Cells by what they measure."""
+
+    verify: dict[int, _Cell]
+    prefill: dict[int, _Cell]
+    context: list[tuple[_Cell, _Cell]]
+    """The same pass at short and at long context."""
+    draft: dict[int, _Cell]
+    catch_up: list[tuple[_Cell, _Cell]]
+    """The same sequences with one token each and with more."""
+
+    def cells(self) -> list[_Cell]:
+        """Each cell once, cheap ones first."""
+        pairs = [cell for pair in (*self.context, *self.catch_up) for cell in pair]
+        every = [*self.verify.values(), *self.prefill.values(), *self.draft.values(), *pairs]
+        return sorted(dict.fromkeys(every), key=lambda c: (c.num_tokens, sum(c.contexts)))
+
+
+def profile(
+    timer: PassTimer,
+    *,
+    name: str,
+    device: str = "cpu",
+    dtype: str = "float32",
+    size: ModelSize | None = None,
+    overhead_s: float = 0.0,
+    tokens: Sequence[int] = PASS_TOKENS,
+    contexts: tuple[int, int] = (128, 1024),
+    time_budget_s: float = 50.0,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostModel:
+    """Measure a cost model.
+
+    All pass shapes are timed in turn, in a new random order each sweep, so that a noisy moment hits
+    no single size; a size's price is the median over sweeps. The first run of each shape is
+    dropped. Staircases are kept: a pass of 8 tokens may cost more than one of 16. What physics
+    makes non-negative is clipped at 0: the price of context and of catching up.
+
+    A pass of n tokens is split over as many sequences as the middle of its widest (depth 0) and its
+    deepest (depth K) form has, since `CostModel` prices tokens, whoever they belong to.
+
+    Args:
+        timer: runs the passes.
+        name: of the cost model: the target, and the drafter if it was measured.
+        device: where it runs, for the record.
+        dtype: of the weights, for the record.
+        size: bytes and arithmetic of the target, for reports.
+        overhead_s: fixed seconds of a round outside passes; see `round_overhead_s`.
+        tokens: pass sizes to measure; those beyond `timer.max_pass_tokens` are left out.
+        contexts: a short and a long context length in tokens; cut to what the timer can hold.
+        time_budget_s: wall time to spend; large passes are given up if even `MIN_REPEATS` sweeps
+            do not fit, so a slow model gets a shorter grid, which `CostModel` extends linearly.
+        seed: of the order of passes.
+        progress: called with the share of the budget that is done, 0..1.
+        clock: wall time in seconds, for the budget only.
+
+    Returns:
+        The measured model, its `verify_s` with the price of the context taken out.
+
+    Raises:
+        ValueError: no pass size to measure, or times that `CostModel` refuses (too noisy).
+    """
+    if not time_budget_s > 0:
+        raise ValueError(f"time_budget_s must be above 0, got {time_budget_s}.")
+    plan = _plan(timer, tokens, contexts)
+    report = progress or (lambda share: None)
+    times = _measure(timer, plan, time_budget_s, seed, report, clock)
+    measured = [n for n in sorted(plan.verify) if {plan.verify[n], plan.prefill[n]} <= times.keys()]
+    context_s = _slope(times, plan.context, lambda cell: sum(cell.contexts))
+    prices = {}
+    for kind, cells in (("verify", plan.verify), ("prefill", plan.prefill)):
+        # Half of a pass at least is not context, whatever a noisy fit says.
+        prices[kind] = tuple(
+            max(times[cells[n]] - context_s * sum(cells[n].contexts), times[cells[n]] / 2)
+            for n in measured
+        )
+    draft = [s for s in sorted(plan.draft) if plan.draft[s] in times]
+    report(1.0)
+    return CostModel(
+        name=name,
+        device=device,
+        dtype=dtype,
+        measured=True,
+        tokens=tuple(measured),
+        verify_s=prices["verify"],
+        prefill_s=prices["prefill"],
+        context_s=context_s,
+        draft_sequences=tuple(draft),
+        draft_s=tuple(times[plan.draft[s]] for s in draft),
+        draft_token_s=_slope(times, plan.catch_up, lambda cell: cell.num_tokens),
+        overhead_s=overhead_s,
+        weight_bytes=size.weight_bytes if size else None,
+        kv_bytes_per_token=size.kv_bytes_per_token if size else None,
+        flops_per_token=size.flops_per_token if size else None,
+    )
+
+
+def round_overhead_s(schedule_s: float, other_s: float, num_rounds: int) -> float:
+    """Mean seconds of a round outside its passes, from `EngineMetrics` of real rounds."""
+    return (schedule_s + other_s) / max(num_rounds, 1)
+
+
+def _split(num_tokens: int, num_parts: int) -> tuple[int, ...]:
+    """`num_tokens` over `num_parts` sequences as evenly as it goes."""
+    each, more = divmod(num_tokens, num_parts)
+    return (each + 1,) * more + (each,) * (num_parts - more)
+
+
+def _plan(timer: PassTimer, tokens: Sequence[int], contexts: tuple[int, int]) -> _Plan:
+    sizes = sorted({int(n) for n in tokens if 1 <= n <= timer.max_pass_tokens} | {1})
+    num_slots, deepest = timer.max_num_seqs, timer.max_num_speculative_tokens + 1
+
+    def cell(model: ModelRole, queries: tuple[int, ...], context: int, rows: int) -> _Cell:
+        room = min(timer.max_model_len, timer.max_kv_tokens // len(queries)) - max(queries)
+        return _Cell(model, queries, (max(min(context, room), 0),) * len(queries), rows)
+
+    def fits(queries: tuple[int, ...]) -> bool:
+        room = min(timer.max_model_len, timer.max_kv_tokens // len(queries))
+        return max(queries) <= room and sum(queries) <= timer.max_pass_tokens
+
+    verify, prefill = {}, {}
+    for n in sizes:
+        widest, narrowest = min(n, num_slots), min(math.ceil(n / deepest), num_slots)
+        queries = _split(n, (widest + narrowest + 1) // 2)
+        if fits(queries) and fits((n,)):
+            verify[n] = cell("target", queries, contexts[0], n)
+            prefill[n] = cell("target", (n,), 0, 1)
+    if 1 not in verify:
+        raise ValueError(
+            f"nothing to profile: a pass of 1 token does not fit (max_pass_tokens "
+            f"{timer.max_pass_tokens}, max_model_len {timer.max_model_len}, KV pool of "
+            f"{timer.max_kv_tokens} tokens)."
+        )
+    batches = [s for s in CONTEXT_SEQUENCES if s <= num_slots and fits((1,) * s)]
+    context = []
+    for s in batches:
+        long = cell("target", (1,) * s, contexts[1], s)
+        # Where little room cuts the long context, the short one shrinks with it.
+        short = min(contexts[0], long.contexts[0] // 4)
+        context.append((cell("target", (1,) * s, short, s), long))
+    draft: dict[int, _Cell] = {}
+    catch_up: list[tuple[_Cell, _Cell]] = []
+    if timer.drafter == "draft-model":
+        slots = [s for s in {*DRAFT_SEQUENCES, num_slots} if s <= num_slots and fits((1,) * s)]
+        draft = {s: cell("draft", (1,) * s, contexts[0], s) for s in slots}
+        for s in batches:
+            more = [(1 + c,) * s for c in CATCH_UP_TOKENS if fits((1 + c,) * s)]
+            base = cell("draft", (1,) * s, contexts[0], s)
+            catch_up += [(base, cell("draft", queries, contexts[0], s)) for queries in more]
+    return _Plan(verify, prefill, context, draft, catch_up)
+
+
+def _measure(
+    timer: PassTimer,
+    plan: _Plan,
+    budget_s: float,
+    seed: int,
+    progress: Callable[[float], None],
+    clock: Callable[[], float],
+) -> dict[_Cell, float]:
+    """Median seconds of each cell; large cells that do not fit the budget are absent."""
+    start = clock()
+
+    def once(cell: _Cell) -> float:
+        queries, contexts = list(cell.queries), list(cell.contexts)
+        seconds = timer.time_pass(queries, contexts, cell.num_logit_rows, cell.model)
+        progress(min((clock() - start) / budget_s, 1.0))
+        return seconds
+
+    # The warm-up goes from small to large, and tells what a sweep will take in wall time.
+    wall: dict[_Cell, float] = {}
+    for cell in plan.cells():
+        if clock() - start > budget_s / 4 and cell.num_tokens > 2:
+            logger.warning(
+                "profiling stopped at passes of %d tokens: time budget.", cell.num_tokens
+            )
+            break
+        before = clock()
+        once(cell)
+        wall[cell] = clock() - before
+    cells = list(wall)
+    while (clock() - start) + MIN_REPEATS * sum(wall[c] for c in cells) > budget_s:
+        largest = max(cell.num_tokens for cell in cells)
+        if largest <= 2:
+            break
+        cells = [cell for cell in cells if cell.num_tokens < largest]
+    samples: dict[_Cell, list[float]] = {cell: [] for cell in cells}
+    rng = np.random.default_rng(seed)
+    sweep_s = 0.0
+    for repeat in range(MAX_REPEATS):
+        before = clock()
+        if repeat >= MIN_REPEATS and before - start + sweep_s > budget_s:
+            break
+        for index in rng.permutation(len(cells)):
+            samples[cells[index]].append(once(cells[index]))
+        sweep_s = clock() - before
+    logger.info("profiled %d pass shapes, %d repeats.", len(cells), len(samples[cells[0]]))
+    return {cell: float(np.median(values)) for cell, values in samples.items()}
+
+
+def _slope(
+    times: dict[_Cell, float],
+    pairs: list[tuple[_Cell, _Cell]],
+    extent: Callable[[_Cell], int],
+) -> float:
+    """Least-squares seconds a unit of `extent` between the cells of each pair; at least 0."""
+    rise = run = 0.0
+    for low, high in pairs:
+        step = extent(high) - extent(low)
+        if step > 0 and low in times and high in times:
+            rise += step * (times[high] - times[low])
+            run += step * step
+    return max(rise / run, 0.0) if run else 0.0

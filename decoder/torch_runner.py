@@ -1,0 +1,291 @@
+"""Runs the models of a round: draft passes, one packed verification pass, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from specdepth.scheduler.depth import ProposalSignals
+from specdepth.scheduler.state import DrafterKind, Ints
+from torch import Tensor
+
+from .clock import Clock, PassWork
+from .config import EngineConfig
+from .drafters import Drafter, DraftModel, Proposal
+from .kv_cache import BlockPool
+from .models import PackedModel
+from .packing import pack, tail_rows
+from .request import Request
+from .runner import Offer, RoundPlan, RoundResult
+from .sampling import gumbel_argmax, round_uniforms, token_probs
+from .sequences import SequenceTable
+from .signals import law_signals
+from .verification import Verification, verify_equal, verify_rejection
+
+
+class TorchRunner:
+    """A `ModelRunner` over real models.
+
+    Args:
+        target: allocated with the pool's blocks.
+        drafter: makes proposals.
+        sequences: arrays over slots, shared with the engine.
+        pool: block tables, shared with the engine.
+        config: the engine's.
+        clock: the engine's.
+    """
+
+    def __init__(
+        self,
+        target: PackedModel,
+        drafter: Drafter,
+        sequences: SequenceTable,
+        pool: BlockPool,
+        config: EngineConfig,
+        clock: Clock,
+    ) -> None:
+        self.target = target
+        self.draft_source = drafter
+        self.clock = clock
+        self._seqs, self._pool, self._config = sequences, pool, config
+
+    @property
+    def drafter(self) -> DrafterKind:
+        """What proposes tokens."""
+        return self.draft_source.kind
+
+    def start(self, slot: int, request: Request) -> None:
+        """Tell the drafter."""
+        self.draft_source.start(slot, request)
+
+    def stop(self, slots: Ints) -> None:
+        """Nothing to do: the arrays of a slot are reset when it is taken again."""
+
+    def offer(self, slots: Ints, max_length: int) -> Offer:
+        """Ask the drafter."""
+        return self.draft_source.offer(slots, max_length)
+
+    @torch.inference_mode()
+    def run(self, plan: RoundPlan) -> RoundResult:
+        """Draft, verify, and judge one round."""
+        try:
+            return self._run(plan)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                "The device ran out of memory in a pass; lower kv_cache_bytes, "
+                "max_num_batched_tokens or max_num_seqs."
+            ) from error
+
+    def _run(self, plan: RoundPlan) -> RoundResult:
+        started = self._now()
+        proposal = self.draft_source.draft(plan)
+        num_proposed = proposal.lengths
+        if plan.trim is not None:
+            self._trim(plan, proposal)
+        drafted = self._now()
+        logits, work = self._verify_pass(plan, proposal)
+        verdict = self._judge(plan, proposal, logits)
+        num_accepted = verdict.num_accepted.cpu().numpy()
+        last = np.cumsum(proposal.lengths + 1) - (proposal.lengths + 1) + num_accepted
+        top1, entropy, _ = law_signals(logits[torch.from_numpy(last).to(logits.device)])
+        self.draft_source.settle(plan.slots, proposal.lengths, num_accepted)
+        finished = self._now()
+        return RoundResult(
+            num_drafted=proposal.lengths,
+            num_proposed=num_proposed,
+            num_accepted=num_accepted,
+            tokens=verdict.token_ids.cpu().numpy(),
+            draft_top1=self._pad(proposal.top1),
+            draft_entropy=self._pad(proposal.entropy),
+            draft_margin=self._pad(proposal.margin),
+            target_top1=top1,
+            target_entropy=entropy,
+            work=work,
+            draft_s=drafted - started,
+            verify_s=finished - drafted,
+        )
+
+    def _now(self) -> float:
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return self.clock.now()
+
+    def _pad(self, signal: np.ndarray | None) -> np.ndarray | None:
+        """Widen [R, deepest] to [R, K]."""
+        if signal is None:
+            return None
+        missing = self._config.max_num_speculative_tokens - signal.shape[1]
+        return np.pad(signal, ((0, 0), (0, missing)), constant_values=np.nan)
+
+    def _trim(self, plan: RoundPlan, proposal: Proposal) -> None:
+        assert plan.trim is not None
+        some = np.flatnonzero(proposal.lengths)
+        if not len(some):
+            return
+        shape = (len(some), self._config.max_num_speculative_tokens)
+        unknown = np.full(shape, np.nan)
+        signals = [self._pad(s) for s in (proposal.top1, proposal.entropy, proposal.margin)]
+        shown = [unknown if s is None else s[some] for s in signals]
+        cut = np.asarray(
+            plan.trim(ProposalSignals(plan.rows[some], proposal.lengths[some], *shown))
+        )
+        proposal.lengths = proposal.lengths.copy()
+        proposal.lengths[some] = np.clip(cut, 0, proposal.lengths[some])
+
+    def _verify_pass(self, plan: RoundPlan, proposal: Proposal) -> tuple[Tensor, PassWork]:
+        """One target pass over pending tokens, drafts, and prefill chunks.
+
+        Returns:
+            Logits [sum(1 + k_i), V] of the decoding sequences, and what was computed.
+        """
+        seqs, slots, lengths = self._seqs, plan.slots, proposal.lengths
+        pending = seqs.num_tokens[slots] - seqs.num_computed[slots]
+        all_slots = np.concatenate([slots, plan.prefill_slots])
+        spans = pack(
+            seqs.num_computed[all_slots],
+            np.concatenate([pending + lengths, plan.prefill_lengths]),
+        )
+        known = seqs.num_tokens[all_slots][spans.sequence]
+        ahead = spans.positions - known
+        ids = seqs.tokens[all_slots[spans.sequence], np.where(ahead < 0, spans.positions, 0)]
+        packed = torch.from_numpy(ids).to(self.target.device)
+        new = np.flatnonzero(ahead >= 0)
+        if len(new):
+            packed[new] = proposal.token_ids[spans.sequence[new], ahead[new]]
+        rows = tail_rows(spans, 1 + lengths) if len(slots) else spans.ends[-1:] - 1
+        layout = self.target.layout(self._pool.tables[all_slots], spans.starts, spans.lengths)
+        positions = torch.from_numpy(spans.positions).to(self.target.device)
+        logits = self.target.forward(packed, positions, layout, rows)
+        num_decode = int((1 + lengths).sum())
+        work = PassWork(
+            num_pass_tokens=len(ids),
+            num_prefill_tokens=len(ids) - num_decode,
+            num_seqs=len(all_slots),
+            num_logit_rows=len(rows),
+            num_context_tokens=int((spans.starts + spans.lengths).sum()),
+            draft_pass_sequences=proposal.pass_sequences,
+            num_catch_up_tokens=proposal.num_catch_up_tokens,
+        )
+        return logits[:num_decode], work
+
+    def _judge(self, plan: RoundPlan, proposal: Proposal, logits: Tensor) -> Verification:
+        seqs, slots, device = self._seqs, plan.slots, logits.device
+        host_depths = torch.from_numpy(proposal.lengths)
+        depths = host_depths.to(device)
+        width = self._config.max_num_speculative_tokens
+        drafts = torch.nn.functional.pad(
+            proposal.token_ids, (0, width - proposal.token_ids.shape[1])
+        ).to(device)
+        if not (seqs.temperature[slots] > 0).any():
+            return verify_equal(logits.argmax(-1), drafts, depths)
+        repeats = host_depths + 1
+        law = token_probs(
+            logits,
+            torch.from_numpy(seqs.temperature[slots]).repeat_interleave(repeats),
+            torch.from_numpy(seqs.top_k[slots]).repeat_interleave(repeats),
+            torch.from_numpy(seqs.top_p[slots]).repeat_interleave(repeats),
+        )
+        seed = torch.from_numpy(seqs.seed[slots]).to(device)
+        position = torch.from_numpy(seqs.num_tokens[slots]).to(device)
+        if self._config.verification == "coupled":
+            row_of = torch.arange(len(slots)).repeat_interleave(repeats)
+            offset = torch.arange(len(row_of)) - (repeats.cumsum(0) - repeats)[row_of]
+            row_of, offset = row_of.to(device), offset.to(device)
+            return verify_equal(
+                gumbel_argmax(law, seed[row_of], position[row_of] + offset), drafts, depths
+            )
+        attempt = torch.from_numpy(seqs.attempt[slots]).to(device)
+        accept, final = round_uniforms(seed, position, attempt, width)
+        probs = proposal.probs
+        if probs is not None and probs.rows.shape[1] < width:
+            probs = type(probs)(
+                probs.probs, torch.nn.functional.pad(probs.rows, (0, width - probs.rows.shape[1]))
+            )
+        return verify_rejection(law, drafts, probs, depths, accept, final)
+
+    # ------------------------------------------------------------- profiling
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that fit into a pass."""
+        return self._config.max_num_seqs
+
+    @property
+    def max_num_speculative_tokens(self) -> int:
+        """K."""
+        return self._config.max_num_speculative_tokens
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """Most tokens in a pass: the prefill budget, or every sequence at depth K."""
+        deepest = self.max_num_seqs * (1 + self.max_num_speculative_tokens)
+        return max(self._config.max_num_batched_tokens, deepest)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence."""
+        return self._seqs.max_model_len
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Tokens that fit into the pool."""
+        return self._pool.num_blocks * self._pool.block_size
+
+    @torch.inference_mode()
+    def time_pass(
+        self,
+        query_lengths: Sequence[int],
+        context_lengths: Sequence[int],
+        num_logit_rows: int,
+        model: Literal["target", "draft"] = "target",
+    ) -> float:
+        """Return the seconds of one packed pass over made-up sequences; overwrites the KV pool.
+
+        Args:
+            query_lengths: tokens that each sequence computes.
+            context_lengths: keys that each sees, those tokens included.
+            num_logit_rows: rows through the head.
+            model: which model.
+
+        Raises:
+            ValueError: sequences that do not fit into the pool, or no such model.
+            RuntimeError: sequences are running.
+        """
+        if self._seqs.active.any():
+            raise RuntimeError(
+                "time_pass overwrites the KV pool; finish or abort all requests first."
+            )
+        packed = self._model(model)
+        lengths, contexts = np.array(query_lengths), np.array(context_lengths)
+        blocks = -(-contexts // self._pool.block_size)
+        if blocks.sum() > self._pool.num_blocks:
+            raise ValueError(
+                f"Contexts of {contexts.sum()} tokens do not fit into {self._pool.num_blocks} KV "
+                f"blocks of {self._pool.block_size}."
+            )
+        tables = np.zeros((len(lengths), int(blocks.max())), np.int32)
+        for row, (end, count) in enumerate(zip(np.cumsum(blocks), blocks, strict=True)):
+            tables[row, :count] = np.arange(end - count, end)
+        spans = pack(contexts - lengths, lengths)
+        # Varied tokens: a repeated one would keep an embedding row in cache.
+        ids = torch.from_numpy((spans.positions * 7919 + spans.sequence) % packed.vocab_size)
+        rows = np.linspace(0, len(ids) - 1, num_logit_rows).astype(np.int64)
+        started = self._now()
+        layout = packed.layout(tables, spans.starts, spans.lengths)
+        logits = packed.forward(
+            ids.to(packed.device),
+            torch.from_numpy(spans.positions).to(packed.device),
+            layout,
+            rows,
+        )
+        logits.argmax(-1).cpu()
+        return self._now() - started
+
+    def _model(self, model: Literal["target", "draft"]) -> PackedModel:
+        if model == "target":
+            return self.target
+        if not isinstance(self.draft_source, DraftModel):
+            raise ValueError(f"{self.drafter} has no draft model to time.")
+        return self.draft_source.model

@@ -1,0 +1,385 @@
+"""What a pass costs on a machine: `CostModel`, numbers measured by the profiler, kept in JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .curve import Curve
+
+if TYPE_CHECKING:  # state.py needs CostModel itself
+    from .state import DrafterKind
+
+FORMAT = "specdepth-cost-model"
+FORMAT_VERSION = 1
+MAX_PASS_TOKENS = 2**20
+"""Search limit of `knee_tokens` and `free_tokens`, and the largest size in a grid."""
+
+_MAX_FILE_BYTES = 1 << 20
+_MAX_POINTS = 4096
+_MAX_SECONDS = 1e4
+_MAX_DIP = 0.5
+"""Kernel staircases make bigger passes cheaper, but never by half: that is a bad measurement."""
+
+Scalar = int | float | np.integer[Any] | np.floating[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Prices of the model passes of one target, drafter and machine. All times in seconds.
+
+    Look-ups are linear between grid points and beyond the last one (see `Curve`).
+
+    Raises:
+        ValueError: a grid that is empty, unordered, or of another length than its times; a number
+            out of range or not finite; a time less than half of that of a smaller pass.
+    """
+
+    name: str
+    """Target, and the drafter where one was measured."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    measured: bool = False
+    """False: made up, for tests and docs. Reports say so."""
+
+    tokens: tuple[int, ...]
+    """Pass sizes in tokens, ascending, from 1 on."""
+    verify_s: tuple[float, ...]
+    """Target pass over so many tokens, logits for each, at short context."""
+    prefill_s: tuple[float, ...] = ()
+    """The same where one row needs logits; empty: as `verify_s`."""
+    context_s: float = 0.0
+    """For each context token that attention reads, summed over the sequences of the pass."""
+    draft_sequences: tuple[int, ...] = ()
+    """Batch sizes of a draft pass, ascending, from 1 on; empty: drafting is free."""
+    draft_s: tuple[float, ...] = ()
+    """Draft pass that adds one token to each of so many sequences."""
+    draft_token_s: float = 0.0
+    """For each token that the draft model has to catch up on."""
+    overhead_s: float = 0.0
+    """Fixed cost of a round outside the passes: scheduling and bookkeeping."""
+
+    weight_bytes: int | None = None
+    """Bytes of target weights that a pass streams."""
+    kv_bytes_per_token: int | None = None
+    """Bytes of target KV a context token."""
+    flops_per_token: float | None = None
+    """Arithmetic of the target a pass token, without attention."""
+
+    _verify: Curve = field(init=False, repr=False, compare=False)
+    _prefill: Curve = field(init=False, repr=False, compare=False)
+    _draft: Curve | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "tokens", _grid("tokens", self.tokens))
+        put(self, "verify_s", _times("verify_s", self.verify_s, "tokens", self.tokens))
+        if len(self.prefill_s):
+            put(self, "prefill_s", _times("prefill_s", self.prefill_s, "tokens", self.tokens))
+        else:
+            put(self, "prefill_s", self.verify_s)
+        if len(self.draft_sequences) or len(self.draft_s):
+            grid = _grid("draft_sequences", self.draft_sequences)
+            put(self, "draft_sequences", grid)
+            put(self, "draft_s", _times("draft_s", self.draft_s, "draft_sequences", grid))
+        else:
+            put(self, "draft_sequences", ())
+            put(self, "draft_s", ())
+        for name in ("context_s", "draft_token_s", "overhead_s"):
+            put(self, name, _number(name, getattr(self, name), _MAX_SECONDS))
+        for name in ("weight_bytes", "kv_bytes_per_token", "flops_per_token"):
+            if getattr(self, name) is not None:
+                _number(name, getattr(self, name), 1e30)
+        put(self, "_verify", Curve(self.tokens, self.verify_s))
+        put(self, "_prefill", Curve(self.tokens, self.prefill_s))
+        draft = Curve(self.draft_sequences, self.draft_s) if self.draft_s else None
+        put(self, "_draft", draft)
+
+    @classmethod
+    def linear(
+        cls,
+        *,
+        base_s: float = 0.05,
+        token_s: float = 0.003,
+        knee: int = 1,
+        context_s: float = 0.0,
+        draft_base_s: float = 0.0,
+        draft_token_s: float = 0.0,
+        overhead_s: float = 0.0,
+        max_tokens: int = 1024,
+        name: str = "linear",
+    ) -> CostModel:
+        """A made-up machine: `base_s` up to `knee` tokens, `token_s` for each one more.
+
+        Args:
+            base_s: seconds of the smallest pass.
+            token_s: seconds a token beyond the knee.
+            knee: pass size up to which tokens are free.
+            context_s: seconds a context token.
+            draft_base_s: seconds of a draft pass over no sequence; 0 with `draft_token_s` 0 means
+                that drafting is free.
+            draft_token_s: seconds that each sequence adds to a draft pass, also a catch-up token.
+            overhead_s: fixed seconds a round.
+            max_tokens: last grid point.
+            name: of the model.
+        """
+        tokens = tuple(sorted({1, max(knee, 1), max(max_tokens, knee + 1)}))
+        sequences = (1, 2, 1024) if draft_base_s or draft_token_s else ()
+        return cls(
+            name=name,
+            tokens=tokens,
+            verify_s=tuple(base_s + token_s * max(n - knee, 0) for n in tokens),
+            context_s=context_s,
+            draft_sequences=sequences,
+            draft_s=tuple(draft_base_s + draft_token_s * n for n in sequences),
+            draft_token_s=draft_token_s,
+            overhead_s=overhead_s,
+        )
+
+    @property
+    def drafter_is_free(self) -> bool:
+        """Whether drafting costs nothing here (prompt lookup, or no draft model measured)."""
+        return self._draft is None
+
+    @overload
+    def pass_s(
+        self,
+        num_pass_tokens: Scalar,
+        num_prefill_tokens: Scalar = 0,
+        num_context_tokens: Scalar = 0,
+    ) -> float: ...
+    @overload
+    def pass_s(
+        self,
+        num_pass_tokens: NDArray[Any],
+        num_prefill_tokens: Any = 0,
+        num_context_tokens: Any = 0,
+    ) -> NDArray[np.float64]: ...
+    def pass_s(
+        self, num_pass_tokens: Any, num_prefill_tokens: Any = 0, num_context_tokens: Any = 0
+    ) -> Any:
+        """Seconds of a target pass.
+
+        Args:
+            num_pass_tokens: all its tokens, prefill included; 0 means no pass, 0 s.
+            num_prefill_tokens: those of them that need no logits. A mixed pass is priced between
+                `verify_s` and `prefill_s` by their share.
+            num_context_tokens: sum of the context lengths that its attention reads.
+
+        Returns:
+            A float for numbers, float64 of the broadcast shape for arrays.
+        """
+        if isinstance(num_pass_tokens, np.ndarray):
+            seconds = self._verify.at_each(num_pass_tokens)
+            if np.any(num_prefill_tokens):
+                share = np.minimum(num_prefill_tokens / np.maximum(num_pass_tokens, 1), 1.0)
+                seconds = seconds + share * (self._prefill.at_each(num_pass_tokens) - seconds)
+            context = np.where(num_pass_tokens > 0, num_context_tokens, 0)
+            return seconds + self.context_s * context
+        if num_pass_tokens <= 0:
+            return 0.0
+        one = self._verify.at(num_pass_tokens)
+        if num_prefill_tokens:
+            share = min(num_prefill_tokens / num_pass_tokens, 1.0)
+            one += share * (self._prefill.at(num_pass_tokens) - one)
+        return float(one + self.context_s * num_context_tokens)
+
+    @overload
+    def draft_pass_s(self, num_sequences: Scalar) -> float: ...
+    @overload
+    def draft_pass_s(self, num_sequences: NDArray[Any]) -> NDArray[np.float64]: ...
+    def draft_pass_s(self, num_sequences: Any) -> Any:
+        """Seconds of one draft pass over `num_sequences`; 0 for none, or where drafting is free."""
+        if isinstance(num_sequences, np.ndarray):
+            if self._draft is None:
+                return np.zeros(num_sequences.shape)
+            return self._draft.at_each(num_sequences)
+        return 0.0 if self._draft is None else float(self._draft.at(num_sequences))
+
+    def draft_round_s(
+        self, draft_pass_sequences: tuple[int, ...], num_catch_up_tokens: int = 0
+    ) -> float:
+        """Seconds of drafting in a round.
+
+        Args:
+            draft_pass_sequences: sequences in each draft pass.
+            num_catch_up_tokens: tokens that the draft model computed besides.
+        """
+        if self._draft is None:
+            return 0.0
+        at = self._draft.at
+        return sum(at(n) for n in draft_pass_sequences) + self.draft_token_s * num_catch_up_tokens
+
+    def round_s(
+        self,
+        depths: NDArray[Any],
+        *,
+        num_pending_tokens: int | None = None,
+        num_prefill_tokens: int = 0,
+        num_context_tokens: int = 0,
+        num_catch_up_tokens: int | NDArray[Any] = 0,
+        drafter: DrafterKind = "draft-model",
+    ) -> NDArray[np.float64]:
+        """Seconds of whole rounds, `overhead_s` included, one for each row of `depths`.
+
+        The target pass goes by the sum of depths. Drafting runs in shrinking batches, so it goes by
+        the deepest sequence: pass j has the sequences with depth above j.
+
+        Args:
+            depths: [..., R] depth of each decoding sequence.
+            num_pending_tokens: tokens of these sequences before drafting; None: one each.
+            num_prefill_tokens: prompt tokens of other sequences that ride in the pass.
+            num_context_tokens: sum of context lengths in the pass.
+            num_catch_up_tokens: tokens that the draft model has to catch up on, [...] or a number.
+            drafter: draft passes are charged for "draft-model" only.
+
+        Returns:
+            float64 [...].
+        """
+        depths = np.asarray(depths)
+        pending = depths.shape[-1] if num_pending_tokens is None else num_pending_tokens
+        num_tokens = np.asarray(depths.sum(axis=-1) + (pending + num_prefill_tokens))
+        seconds = self.pass_s(num_tokens, num_prefill_tokens, num_context_tokens)
+        seconds = seconds + self.overhead_s
+        if drafter == "draft-model" and self._draft is not None and depths.size:
+            passes = np.arange(int(depths.max()))
+            counts = (depths[..., None] > passes).sum(axis=-2)
+            seconds = seconds + self._draft.at_each(counts).sum(axis=-1)
+            seconds = seconds + self.draft_token_s * np.asarray(num_catch_up_tokens)
+        return np.asarray(seconds)
+
+    @overload
+    def marginal_s(self, num_pass_tokens: Scalar, span: int = 1) -> float: ...
+    @overload
+    def marginal_s(self, num_pass_tokens: NDArray[Any], span: int = 1) -> NDArray[np.float64]: ...
+    def marginal_s(self, num_pass_tokens: Any, span: int = 1) -> Any:
+        """Price of one more token, dT/dn in seconds, as the mean over the next `span` tokens.
+
+        May be negative on a staircase; a wider `span` looks past the step.
+        """
+        return (self.pass_s(num_pass_tokens + span) - self.pass_s(num_pass_tokens)) / span
+
+    def knee_tokens(self) -> int:
+        """Smallest pass, in tokens, that costs at least twice a one-token pass.
+
+        Below it a pass is bound by streaming weights, above it by arithmetic. `MAX_PASS_TOKENS`
+        when no smaller pass does (a flat curve).
+        """
+        return self._verify.first_at_least(2 * self._verify.at(1), MAX_PASS_TOKENS)
+
+    def free_tokens(self, tolerance: float = 0.1) -> int:
+        """Tokens that can join a one-token pass before it costs more than 1 + `tolerance` times."""
+        limit = (1 + tolerance) * self._verify.at(1)
+        return self._verify.first_at_least(math.nextafter(limit, math.inf), MAX_PASS_TOKENS) - 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values, with format name and version."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return {"format": FORMAT, "format_version": FORMAT_VERSION} | {
+            key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CostModel:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: another format or version, unknown, missing or wrong fields.
+        """
+        if not isinstance(values, Mapping) or values.get("format") != FORMAT:
+            raise ValueError(f'not a cost model: the field "format" must be "{FORMAT}".')
+        version = values.get("format_version")
+        if version != FORMAT_VERSION or isinstance(version, bool):
+            raise ValueError(
+                f"cost model of format version {version!r}, this specdepth reads {FORMAT_VERSION}; "
+                "profile again, or install the version that wrote it."
+            )
+        known = {f.name for f in fields(cls) if f.init}
+        unknown = sorted(set(values) - known - {"format", "format_version"})
+        missing = sorted({"name", "tokens", "verify_s"} - set(values))
+        if unknown or missing:
+            raise ValueError(f"cost model with unknown fields {unknown}, missing fields {missing}.")
+        for key, kind in (("name", str), ("device", str), ("dtype", str), ("measured", bool)):
+            if key in values and not isinstance(values[key], kind):
+                raise ValueError(f"cost model: {key} must be a {kind.__name__}.")
+        for key in ("tokens", "verify_s", "prefill_s", "draft_sequences", "draft_s"):
+            if key in values and not isinstance(values[key], list | tuple):
+                raise ValueError(f"cost model: {key} must be a list.")
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON to `path`, whole or not at all."""
+        path = Path(path)
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(text + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostModel:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: missing, oversized, damaged or foreign file; the sentence names it.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_FILE_BYTES + 1)
+            if len(data) > _MAX_FILE_BYTES:
+                raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes, no cost model is.")
+            return cls.from_dict(json.loads(data.decode("utf-8")))
+        except OSError as error:
+            raise ValueError(f"cannot read cost model {path}: {error.strerror}.") from error
+        except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+            raise ValueError(f"cannot use cost model {path}: {error}") from error
+
+
+def _number(name: str, value: Any, top: float) -> float:
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= top:
+        raise ValueError(f"cost model: {name} must be a number in 0..{top:g}, got {value!r}.")
+    return float(value)
+
+
+def _grid(name: str, values: Any) -> tuple[int, ...]:
+    if not 0 < len(values) <= _MAX_POINTS:
+        raise ValueError(f"cost model: {name} needs 1 to {_MAX_POINTS} points, got {len(values)}.")
+    numbers = [_number(name, value, MAX_PASS_TOKENS) for value in values]
+    grid = tuple(int(value) for value in numbers)
+    ascending = all(a < b for a, b in pairwise(grid))
+    if grid[0] != 1 or not ascending or any(a != b for a, b in zip(grid, numbers, strict=True)):
+        raise ValueError(f"cost model: {name} must be whole numbers, 1 first and then ascending.")
+    return grid
+
+
+def _times(name: str, values: Any, grid_name: str, grid: tuple[int, ...]) -> tuple[float, ...]:
+    if len(values) != len(grid):
+        raise ValueError(
+            f"cost model: {name} has {len(values)} points and {grid_name} {len(grid)}; "
+            "they must match."
+        )
+    times = tuple(_number(name, value, _MAX_SECONDS) for value in values)
+    if min(times) <= 0:
+        raise ValueError(f"cost model: {name} must be above 0 s, got {min(times)}.")
+    highest = 0.0
+    for size, seconds in zip(grid, times, strict=True):
+        if seconds < _MAX_DIP * highest:
+            raise ValueError(
+                f"cost model: {name} falls to {seconds:g} s at {size}, less than half of a smaller "
+                "pass; measure again on a quiet machine."
+            )
+        highest = max(highest, seconds)
+    return times

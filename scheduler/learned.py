@@ -1,0 +1,127 @@
+"""Runs an exported policy with numpy alone: no stable-baselines3, gymnasium or torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from .features import NUM_FEATURES, feature_matrix
+from .policy_file import Float32s, PolicyCard, PolicyWeights, read_policy, save_policy
+from .state import Ints, RoundOutcome, RoundState
+
+__all__ = ["LearnedScheduler", "PolicyCard", "PolicyWeights", "save_policy"]
+
+
+class LearnedScheduler:
+    """A policy shared by all sequences: each one's depth is the best-scored action of its row.
+
+    Deterministic; it does not learn while it runs.
+
+    Args:
+        weights: the network.
+        card: what it was made for.
+
+    Raises:
+        ValueError: weights for another number of features.
+    """
+
+    # Under "rejection" with a draft model a depth may depend on verified tokens and on what was
+    # known before this round's drafts were drawn. The features are that: the proposal length is K
+    # for a draft model, and its confidences are those of an *earlier* round. Some of them belong to
+    # tokens that were discarded, but knowing them cannot bend the law: random draws are keyed by
+    # (seed, position, attempt) and never used twice, so given the committed text the drafts and
+    # accept tests of this round are independent of them, and a round is exact for any depth that was
+    # fixed before it.
+    lawful_under = frozenset({"greedy", "coupled", "prompt-lookup", "rejection"})
+
+    def __init__(self, weights: PolicyWeights, card: PolicyCard) -> None:
+        if len(weights.mean) != NUM_FEATURES:
+            raise ValueError(f"policy for {len(weights.mean)} features, there are {NUM_FEATURES}.")
+        self.weights = weights
+        self.card = card
+        self.max_num_speculative_tokens = card.max_num_speculative_tokens
+        self._layers = tuple(
+            (np.ascontiguousarray(weight.T), bias)
+            for weight, bias in zip(weights.weights, weights.biases, strict=True)
+        )
+        self._clip = np.float32(weights.clip)
+        self._depths: Ints = np.array(weights.depths, np.int64)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model_pair: str | None = None,
+        drafter: str | None = None,
+        max_num_speculative_tokens: int | None = None,
+    ) -> LearnedScheduler:
+        """Load the policy in the folder `path`.
+
+        Args:
+            path: folder with `policy.safetensors` and `config.json`.
+            model_pair: refuse a policy for another target and draft model; None takes any.
+            drafter: refuse a policy for another kind of drafter; None takes any.
+            max_num_speculative_tokens: refuse a policy for another K; None takes any.
+
+        Raises:
+            ValueError: files that `read_policy` refuses, or a policy made for something else.
+        """
+        weights, card = read_policy(path)
+        for name, wanted, found in (
+            ("model pair", model_pair, card.model_pair),
+            ("drafter", drafter, card.drafter),
+            (
+                "max_num_speculative_tokens",
+                max_num_speculative_tokens,
+                card.max_num_speculative_tokens,
+            ),
+        ):
+            if wanted is not None and wanted != found:
+                raise ValueError(
+                    f"policy {Path(path)} was trained for {name} {found}, not {wanted}; "
+                    "train one for it, or use the policy where it belongs."
+                )
+        return cls(weights, card)
+
+    def scores(self, observations: Float32s) -> Float32s:
+        """Score each action, float32 [R, actions], for raw features, float32 [R, F]."""
+        hidden = (observations - self.weights.mean) * self.weights.inv_std
+        np.maximum(hidden, -self._clip, out=hidden)
+        np.minimum(hidden, self._clip, out=hidden)
+        last = len(self._layers) - 1
+        for i, (weight, bias) in enumerate(self._layers):
+            hidden = hidden @ weight
+            hidden += bias
+            if i < last:
+                if self.weights.activation == "tanh":
+                    np.tanh(hidden, out=hidden)
+                else:
+                    np.maximum(hidden, 0, out=hidden)
+        return hidden
+
+    def choose(self, state: RoundState) -> Ints:
+        """Return the best depth of each sequence, int64 [R].
+
+        Raises:
+            ValueError: when the decoder's K is not the policy's.
+        """
+        if state.max_num_speculative_tokens != self.max_num_speculative_tokens:
+            raise ValueError(
+                "the policy was trained for max_num_speculative_tokens "
+                f"{self.max_num_speculative_tokens}, the decoder has "
+                f"{state.max_num_speculative_tokens}; set the decoder's to the policy's."
+            )
+        scores = self.scores(feature_matrix(state))
+        if self.card.mask_depths:
+            np.copyto(scores, -np.inf, where=self._depths > state.max_depths[:, None])
+        best: Ints = self._depths[scores.argmax(axis=1)]
+        return best
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Nothing to learn: the policy is frozen."""
+
+    def __repr__(self) -> str:
+        return f"LearnedScheduler({self.card.model_pair}, {self.card.drafter})"

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pytest
+from specdepth.decoder.profiler import MAX_REPEATS, PASS_TOKENS, profile, round_overhead_s
+from specdepth.decoder.roofline import ModelSize
+from specdepth.scheduler.state import DrafterKind
+
+
+class LawTimer:
+    """Passes whose time follows a known law, plus spikes; each pass moves its own clock."""
+
+    def __init__(
+        self,
+        *,
+        drafter: DrafterKind = "draft-model",
+        base: Callable[[int], float] = lambda n: 0.050 + 0.003 * max(n - 8, 0),
+        head_row_s: float = 0.0004,
+        context_s: float = 2e-6,
+        spike_share: float = 0.0,
+        seed: int = 0,
+        max_num_seqs: int = 32,
+        max_pass_tokens: int = 512,
+        max_model_len: int = 2048,
+        max_kv_tokens: int = 65536,
+    ) -> None:
+        self.drafter = drafter
+        self.base = base
+        self.head_row_s = head_row_s
+        self.context_s = context_s
+        self.spike_share = spike_share
+        self.rng = np.random.default_rng(seed)
+        self.max_num_seqs = max_num_seqs
+        self.max_num_speculative_tokens = 8
+        self.max_pass_tokens = max_pass_tokens
+        self.max_model_len = max_model_len
+        self.max_kv_tokens = max_kv_tokens
+        self.now = 0.0
+        self.passes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+        self.seen: set[tuple[object, ...]] = set()
+
+    def clock(self) -> float:
+        return self.now
+
+    def time_pass(
+        self,
+        query_lengths: list[int],
+        context_lengths: list[int],
+        num_logit_rows: int,
+        model: Literal["target", "draft"] = "target",
+    ) -> float:
+        num_tokens = sum(query_lengths)
+        assert len(query_lengths) == len(context_lengths) <= self.max_num_seqs
+        assert min(query_lengths) >= 1
+        assert num_tokens <= self.max_pass_tokens
+        assert 1 <= num_logit_rows <= num_tokens
+        lengths = [q + c for q, c in zip(query_lengths, context_lengths, strict=True)]
+        assert max(lengths) <= self.max_model_len
+        assert sum(lengths) <= self.max_kv_tokens
+        if model == "target":
+            seconds = self.base(num_tokens) + self.head_row_s * num_logit_rows
+            seconds += self.context_s * sum(context_lengths)
+        else:
+            assert self.drafter == "draft-model"
+            sequences = len(query_lengths)
+            seconds = 0.004 + 0.0002 * sequences + 0.0001 * (num_tokens - sequences)
+        shape = (model, tuple(query_lengths), tuple(context_lengths), num_logit_rows)
+        if shape not in self.seen:
+            self.seen.add(shape)
+            seconds *= 20  # the first run of a shape compiles and touches memory
+        elif self.rng.random() < self.spike_share:
+            seconds *= 5
+        self.passes.append((model, tuple(query_lengths), tuple(context_lengths)))
+        self.now += seconds
+        return seconds
+
+
+def run(timer: LawTimer, **changes: object):  # type: ignore[no-untyped-def]
+    options = {"name": "law", "time_budget_s": 600.0, "clock": timer.clock} | changes
+    return profile(timer, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def measured():  # type: ignore[no-untyped-def]
+    timer = LawTimer(spike_share=0.1)
+    return timer, run(timer)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 8, 9, 17, 40, 100, 256])
+@pytest.mark.parametrize("num_context_tokens", [0, 128, 20_000])
+def test_verify_law_is_recovered_within_one_percent(
+    measured, num_tokens: int, num_context_tokens: int
+) -> None:  # type: ignore[no-untyped-def]
+    timer, cost = measured
+    truth = timer.base(num_tokens) + timer.head_row_s * num_tokens
+    truth += timer.context_s * num_context_tokens
+    assert cost.pass_s(num_tokens, 0, num_context_tokens) == pytest.approx(truth, rel=0.01)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 32, 200, 256])
+def test_prefill_is_priced_without_the_head(measured, num_tokens: int) -> None:  # type: ignore[no-untyped-def]
+    timer, cost = measured
+    truth = timer.base(num_tokens) + timer.head_row_s
+    assert cost.pass_s(num_tokens, num_tokens) == pytest.approx(truth, rel=0.01)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3, 7, 20, 32])
+def test_draft_law_is_recovered_within_one_percent(measured, num_sequences: int) -> None:  # type: ignore[no-untyped-def]
+    _, cost = measured
+    truth = 0.004 + 0.0002 * num_sequences
+    assert cost.draft_pass_s(num_sequences) == pytest.approx(truth, rel=0.01)
+
+
+def test_price_of_catching_up_is_recovered(measured) -> None:  # type: ignore[no-untyped-def]
+    _, cost = measured
+    assert cost.draft_token_s == pytest.approx(0.0001, rel=0.01)
+
+
+def test_staircases_are_kept() -> None:
+    def staircase(n: int) -> float:
+        return {1: 0.05, 2: 0.06, 3: 0.09, 4: 0.09, 6: 0.11, 8: 0.115, 12: 0.112}.get(n, 0.01 * n)
+
+    cost = run(LawTimer(base=staircase, head_row_s=0.0))
+    eight, twelve = cost.pass_s(8), cost.pass_s(12)
+    assert eight == pytest.approx(0.115, rel=1e-3)
+    assert twelve == pytest.approx(0.112, rel=1e-3)
+
+
+def test_the_first_run_of_each_shape_is_dropped() -> None:
+    timer = LawTimer()
+    cost = run(timer)
+    assert cost.pass_s(1) == pytest.approx(0.050 + timer.head_row_s, rel=1e-6)
+
+
+def test_repeats_of_a_size_are_interleaved() -> None:
+    timer = LawTimer(drafter="prompt-lookup")
+    run(timer)
+    repeats = sum(a == b for a, b in zip(timer.passes, timer.passes[1:], strict=False))
+    assert repeats < 0.1 * len(timer.passes)
+
+
+def test_without_a_draft_model_drafting_is_free() -> None:
+    timer = LawTimer(drafter="prompt-lookup")
+    cost = run(timer)
+    assert cost.drafter_is_free
+    assert cost.draft_token_s == 0.0
+    assert all(model == "target" for model, _, _ in timer.passes)
+
+
+def test_budget_is_kept_by_giving_up_large_passes() -> None:
+    timer = LawTimer(base=lambda n: 0.1 * n)
+    cost = run(timer, time_budget_s=40.0)
+    assert timer.now < 1.2 * 40.0
+    assert 1 < cost.tokens[-1] < 256
+    assert cost.pass_s(256) == pytest.approx(0.1 * 256 + timer.head_row_s * 256, rel=0.01)
+
+
+def test_budget_that_allows_nothing_still_gives_a_model() -> None:
+    cost = run(LawTimer(), time_budget_s=1e-6)
+    assert cost.tokens[0] == 1
+
+
+def test_repeats_stop_at_the_maximum() -> None:
+    timer = LawTimer(drafter="prompt-lookup")
+    run(timer, tokens=(1,), contexts=(128, 128), time_budget_s=1e9)
+    target_of_one = [p for p in timer.passes if p == ("target", (1,), (128,))]
+    assert len(target_of_one) == 1 + MAX_REPEATS
+
+
+def test_grid_ends_where_the_engine_does() -> None:
+    cost = run(LawTimer(max_pass_tokens=50, max_num_seqs=5))
+    assert cost.tokens == tuple(n for n in PASS_TOKENS if n <= 50)
+    assert cost.draft_sequences == (1, 2, 4, 5)
+
+
+def test_a_small_pool_is_never_overfilled() -> None:
+    # The timer itself asserts that every pass fits.
+    cost = run(LawTimer(max_kv_tokens=300, max_model_len=64, max_num_seqs=8))
+    assert cost.context_s == pytest.approx(2e-6, rel=0.05)
+
+
+def test_noise_in_the_context_price_is_clipped_at_zero() -> None:
+    assert run(LawTimer(context_s=-1e-7)).context_s == 0.0
+
+
+def test_the_same_seed_takes_the_same_order() -> None:
+    one, other = LawTimer(), LawTimer()
+    assert run(one, seed=3) == run(other, seed=3)
+    assert one.passes == other.passes
+
+
+def test_progress_runs_from_low_to_one() -> None:
+    shares: list[float] = []
+    run(LawTimer(), progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] < 0.2
+    assert shares[-1] == 1.0
+
+
+def test_sizes_and_names_are_recorded() -> None:
+    size = ModelSize(num_parameters=10, weight_bytes=20, flops_per_token=18.0, kv_bytes_per_token=4)
+    cost = run(LawTimer(), size=size, device="gpu", dtype="bfloat16", overhead_s=0.001)
+    assert (cost.weight_bytes, cost.flops_per_token, cost.kv_bytes_per_token) == (20, 18.0, 4)
+    assert (cost.name, cost.device, cost.dtype) == ("law", "gpu", "bfloat16")
+    assert cost.overhead_s == 0.001
+    assert cost.measured
+
+
+def test_an_engine_too_small_for_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to profile"):
+        run(LawTimer(max_pass_tokens=0))
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
+def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
+    with pytest.raises(ValueError, match="time_budget_s must be above 0"):
+        run(LawTimer(), time_budget_s=budget)
+
+
+def test_overhead_is_time_outside_passes_a_round() -> None:
+    assert round_overhead_s(0.2, 0.4, 100) == pytest.approx(0.006)
+    assert round_overhead_s(0.0, 0.0, 0) == 0.0

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from specdepth.scheduler.cost import MAX_PASS_TOKENS, CostModel
+
+SMOLLM2_S = tuple(ms / 1e3 for ms in (52.9, 61.2, 70.6, 83.2, 106, 159, 262, 463, 911))
+
+
+def make_cost(**changes: Any) -> CostModel:
+    fields: dict[str, Any] = {
+        "name": "smollm2",
+        "device": "cpu, 1 thread",
+        "dtype": "bfloat16",
+        "measured": True,
+        "tokens": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        "verify_s": SMOLLM2_S,
+        "prefill_s": tuple(0.8 * seconds for seconds in SMOLLM2_S),
+        "context_s": 1e-6,
+        "draft_sequences": (1, 8, 32),
+        "draft_s": (0.004, 0.006, 0.012),
+        "draft_token_s": 0.0005,
+        "overhead_s": 0.001,
+        "weight_bytes": 269_000_000,
+        "kv_bytes_per_token": 23_040,
+        "flops_per_token": 2.69e8,
+    }
+    return CostModel(**(fields | changes))
+
+
+COST = make_cost()
+
+
+# Target passes
+
+
+def test_a_verification_pass_reads_the_grid() -> None:
+    assert make_cost(context_s=0.0).pass_s(16) == 0.106
+
+
+def test_a_prefill_pass_costs_less_than_a_verification_pass() -> None:
+    assert COST.pass_s(64, 64) == pytest.approx(0.8 * 0.262)
+
+
+def test_a_mixed_pass_lies_between_by_its_share_of_prefill() -> None:
+    assert COST.pass_s(64, 16) == pytest.approx(0.262 * (0.75 + 0.25 * 0.8))
+
+
+def test_prefill_beyond_the_pass_counts_as_all_of_it() -> None:
+    assert COST.pass_s(64, 80) == pytest.approx(0.8 * 0.262)
+
+
+def test_context_adds_its_price_a_token() -> None:
+    assert COST.pass_s(1, 0, 5000) == pytest.approx(0.0529 + 0.005)
+
+
+def test_no_pass_costs_nothing_whatever_the_context() -> None:
+    assert COST.pass_s(0, 0, 5000) == 0.0
+    assert COST.pass_s(np.array([0, 1]), 0, 5000)[0] == 0.0
+
+
+def test_without_prefill_times_verification_times_are_used() -> None:
+    assert make_cost(prefill_s=()).pass_s(64, 64) == 0.262
+
+
+def test_staircases_are_kept() -> None:
+    cost = make_cost(tokens=(1, 8, 16), verify_s=(0.05, 0.12, 0.08), prefill_s=())
+    assert cost.pass_s(8) > cost.pass_s(16)
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000), st.integers(0, 100_000))
+def test_numbers_and_arrays_cost_the_same(tokens: int, prefill: int, context: int) -> None:
+    each = COST.pass_s(np.array([tokens]), np.array([prefill]), np.array([context]))
+    assert each[0] == pytest.approx(COST.pass_s(tokens, prefill, context))
+
+
+def test_arrays_broadcast() -> None:
+    seconds = COST.pass_s(np.arange(6).reshape(2, 3), np.array([0, 1, 2]))
+    assert seconds.shape == (2, 3)
+    assert seconds[1, 2] == pytest.approx(COST.pass_s(5, 2))
+
+
+def test_numpy_numbers_count_as_numbers() -> None:
+    assert isinstance(COST.pass_s(np.int64(8)), float)
+
+
+# Draft passes and rounds
+
+
+def test_a_draft_round_sums_its_passes_and_the_catch_up() -> None:
+    assert COST.draft_round_s((8, 1), 10) == pytest.approx(0.006 + 0.004 + 10 * 0.0005)
+
+
+def test_a_round_without_draft_passes_drafts_for_nothing() -> None:
+    assert COST.draft_round_s(()) == 0.0
+
+
+def test_drafting_is_free_without_a_measured_drafter() -> None:
+    cost = make_cost(draft_sequences=(), draft_s=())
+    assert cost.drafter_is_free
+    assert cost.draft_round_s((8, 8), 100) == 0.0
+    assert cost.draft_pass_s(8) == 0.0
+    assert cost.draft_pass_s(np.array([1, 8])).tolist() == [0.0, 0.0]
+
+
+def test_a_round_is_priced_by_the_sum_of_depths_and_the_deepest_sequence() -> None:
+    depths = np.array([3, 1, 0])
+    expected = COST.pass_s(3 + 4) + COST.draft_round_s((2, 1, 1)) + 0.001
+    assert COST.round_s(depths) == pytest.approx(expected)
+
+
+def test_evening_out_depths_saves_draft_time_only() -> None:
+    uneven, even = COST.round_s(np.array([[8, 0], [4, 4]]))
+    assert uneven > even
+    without = COST.round_s(np.array([[8, 0], [4, 4]]), drafter="prompt-lookup")
+    assert without[0] == without[1]
+
+
+@given(st.lists(st.lists(st.integers(0, 8), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_rounds_are_vectorised_over_leading_axes(rows: list[list[int]]) -> None:
+    together = COST.round_s(np.array([rows, rows]), num_prefill_tokens=7, num_context_tokens=99)
+    assert together.shape == (2, len(rows))
+    for row, seconds in zip(rows, together[1], strict=True):
+        passes = tuple(sum(depth > j for depth in row) for j in range(max(row)))
+        tokens = sum(row) + 3 + 7
+        expected = COST.pass_s(tokens, 7, 99) + COST.draft_round_s(passes) + 0.001
+        assert seconds == pytest.approx(expected)
+
+
+def test_pending_and_catch_up_tokens_are_charged() -> None:
+    seconds = COST.round_s(np.array([1, 1]), num_pending_tokens=6, num_catch_up_tokens=4)
+    assert seconds == pytest.approx(COST.pass_s(8) + COST.draft_round_s((2,), 4) + 0.001)
+
+
+# The knee
+
+
+def test_marginal_price_is_the_slope() -> None:
+    assert COST.marginal_s(64) == pytest.approx((0.463 - 0.262) / 64)
+
+
+def test_a_wider_span_looks_past_a_step() -> None:
+    cost = make_cost(tokens=(1, 8, 9, 16), verify_s=(1.0, 1.0, 2.0, 2.0), prefill_s=())
+    assert cost.marginal_s(8) == pytest.approx(1.0)
+    assert cost.marginal_s(8, span=8) == pytest.approx(1.0 / 8)
+    assert cost.marginal_s(np.array([8]), span=8).tolist() == pytest.approx([1.0 / 8])
+
+
+def test_the_knee_is_the_first_pass_that_costs_twice_one_token() -> None:
+    knee = COST.knee_tokens()
+    assert knee == 16
+    assert COST.pass_s(knee) >= 2 * COST.pass_s(1) > COST.pass_s(knee - 1)
+
+
+def test_the_knee_lies_beyond_the_grid_when_the_grid_ends_before_it() -> None:
+    assert CostModel.linear(base_s=1.0, token_s=2**-10, max_tokens=64).knee_tokens() == 1025
+
+
+def test_a_flat_machine_has_no_knee() -> None:
+    assert CostModel.linear(token_s=0.0).knee_tokens() == MAX_PASS_TOKENS
+
+
+def test_free_tokens_cost_less_than_the_tolerance() -> None:
+    free = COST.free_tokens(0.2)
+    assert free == 1
+    assert COST.pass_s(1 + free) <= 1.2 * COST.pass_s(1) < COST.pass_s(2 + free)
+
+
+def test_tokens_up_to_the_knee_of_a_linear_machine_are_free() -> None:
+    assert CostModel.linear(knee=48).free_tokens(0.0) == 47
+
+
+def test_a_linear_machine_is_linear() -> None:
+    cost = CostModel.linear(base_s=0.05, token_s=0.002, knee=8, draft_base_s=0.003)
+    assert cost.pass_s(8) == pytest.approx(0.05)
+    assert cost.pass_s(5000) == pytest.approx(0.05 + 4992 * 0.002)
+    assert cost.draft_pass_s(7) == pytest.approx(0.003)
+    assert not cost.measured
+
+
+# Checks
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": ()}, "tokens needs 1 to"),
+        ({"tokens": (2, 4), "verify_s": (1.0, 1.0), "prefill_s": ()}, "1 first"),
+        ({"tokens": (1, 4, 4), "verify_s": (1.0,) * 3, "prefill_s": ()}, "ascending"),
+        ({"tokens": (1, 2.5), "verify_s": (1.0, 1.0), "prefill_s": ()}, "whole numbers"),
+        ({"verify_s": (1.0, 2.0)}, "has 2 points and tokens 9"),
+        ({"prefill_s": (1.0, 2.0)}, "prefill_s has 2 points"),
+        ({"verify_s": (float("nan"), *SMOLLM2_S[1:])}, "verify_s must be a number"),
+        ({"verify_s": (0.0, *SMOLLM2_S[1:])}, "above 0"),
+        ({"verify_s": (*SMOLLM2_S[:-1], 0.2)}, "falls to 0.2 s at 256"),
+        ({"verify_s": ("1", *SMOLLM2_S[1:])}, "verify_s must be a number"),
+        ({"draft_s": ()}, "draft_s has 0 points"),
+        ({"draft_sequences": ()}, "draft_sequences needs"),
+        ({"context_s": -1.0}, "context_s"),
+        ({"overhead_s": float("inf")}, "overhead_s"),
+        ({"draft_token_s": True}, "draft_token_s"),
+        ({"weight_bytes": -5}, "weight_bytes"),
+    ],
+)
+def test_impossible_numbers_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_cost(**changes)
+
+
+# Files
+
+
+def test_a_saved_model_loads_as_the_same(tmp_path: Path) -> None:
+    COST.save(tmp_path / "cost.json")
+    assert CostModel.load(tmp_path / "cost.json") == COST
+    assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
+def test_lists_and_arrays_are_taken_as_grids() -> None:
+    cost = make_cost(tokens=list(COST.tokens), verify_s=np.array(SMOLLM2_S))
+    assert cost == COST
+
+
+def test_a_model_can_be_sent_to_another_process() -> None:
+    assert pickle.loads(pickle.dumps(COST)).pass_s(17) == COST.pass_s(17)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "cost.json"
+    COST.save(path)
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        make_cost(name="other").save(path)
+    assert CostModel.load(path) == COST
+    assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read cost model .*none\.json: No such file"):
+        CostModel.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "other"}, '"format" must be'),
+        ({"format_version": 2}, "format version 2"),
+        ({"format_version": True}, "format version True"),
+        ({"surprise": 1}, r"unknown fields \['surprise'\]"),
+        ({"measured": "yes"}, "measured must be a bool"),
+        ({"name": 5}, "name must be a str"),
+        ({"tokens": "1,2"}, "tokens must be a list"),
+        ({"verify_s": [[1.0]] * 9}, "verify_s must be a number"),
+    ],
+)
+def test_foreign_files_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(COST.to_dict() | change))
+    with pytest.raises(ValueError, match=words):
+        CostModel.load(path)
+
+
+def test_missing_fields_are_named() -> None:
+    values = COST.to_dict()
+    del values["verify_s"]
+    with pytest.raises(ValueError, match=r"missing fields \['verify_s'\]"):
+        CostModel.from_dict(values)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[1]", b"[" * 100_000, b"NaN"])
+def test_damaged_files_are_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "cost.json"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="cannot use cost model"):
+        CostModel.load(path)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    text = json.dumps(COST.to_dict())
+    path = tmp_path / "cost.json"
+    for end in range(0, len(text) - 1, 37):
+        path.write_text(text[:end])
+        with pytest.raises(ValueError, match="cannot use cost model"):
+            CostModel.load(path)
+
+
+def test_oversized_files_are_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_bytes(b" " * (1 << 20) + b"{}")
+    with pytest.raises(ValueError, match="larger than"):
+        CostModel.load(path)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from specdepth.scheduler.curve import Curve
+
+STAIRS = Curve((1, 8, 9, 16), (1.0, 1.0, 2.0, 1.8))
+
+
+def test_points_are_returned_as_they_are() -> None:
+    assert [STAIRS.at(size) for size in (1, 8, 9, 16)] == [1.0, 1.0, 2.0, 1.8]
+
+
+def test_between_points_the_curve_is_linear() -> None:
+    assert Curve((1, 5), (1.0, 3.0)).at(2) == pytest.approx(1.5)
+
+
+def test_no_size_costs_nothing() -> None:
+    assert STAIRS.at(0) == 0.0
+    assert STAIRS.at_each(np.array([0, 1])).tolist() == [0.0, 1.0]
+
+
+def test_sizes_below_the_first_point_cost_as_much_as_it() -> None:
+    assert Curve((4, 8), (1.0, 2.0)).at(1) == 1.0
+
+
+def test_beyond_the_last_point_the_last_slope_goes_on() -> None:
+    assert Curve((1, 2, 4), (1.0, 1.0, 3.0)).at(10) == pytest.approx(9.0)
+
+
+def test_a_falling_end_goes_on_with_the_mean_slope() -> None:
+    assert STAIRS.at(31) == pytest.approx(1.8 + 15 * 0.8 / 15)
+
+
+def test_a_curve_that_falls_as_a_whole_stays_flat() -> None:
+    assert Curve((1, 2), (2.0, 1.5)).at(100) == 1.5
+
+
+def test_one_point_is_a_constant() -> None:
+    assert Curve((1,), (0.5,)).at(1000) == 0.5
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=20))
+def test_arrays_and_numbers_agree(sizes: list[int]) -> None:
+    each = STAIRS.at_each(np.array(sizes))
+    assert each.tolist() == pytest.approx([STAIRS.at(size) for size in sizes])
+
+
+@given(
+    st.lists(st.floats(0.1, 10.0), min_size=2, max_size=8),
+    st.floats(0.05, 60.0),
+)
+def test_first_at_least_is_the_first(seconds: list[float], wanted: float) -> None:
+    curve = Curve(tuple(range(1, 4 * len(seconds), 4)), tuple(seconds))
+    found = curve.first_at_least(wanted, 400)
+    brute = next((size for size in range(1, 400) if curve.at(size) >= wanted), 400)
+    assert found == brute
