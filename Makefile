@@ -40,7 +40,7 @@ lint: $(VENV)/.ready ## Check style and formatting
 
 type: $(VENV)/.ready ## Check types
 	$(BIN)/mypy -p specdepth
-	$(BIN)/mypy $(call existing,tests benchmarks examples)
+	$(BIN)/mypy $(call existing,tests benchmarks examples docs/hooks)
 
 format: $(VENV)/.ready ## Format the code and repair what can be repaired
 	$(BIN)/ruff check --fix .

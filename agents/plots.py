@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#8A8A8A"
-FIXED_BLUES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c")
+FIXED_BLUES = ("#9ecae1", "#74b3dc", "#4c9bd1", "#3182bd", "#2a6fbf")
 _INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
 _STYLE: dict[Any, Any] = {
@@ -41,6 +41,7 @@ _STYLE: dict[Any, Any] = {
     "grid.color": _INK,
     "legend.facecolor": "none",
     "legend.frameon": False,
+    "legend.handlelength": 2.6,
     "lines.linewidth": 1.8,
     "savefig.facecolor": "none",
     "svg.fonttype": "path",
@@ -79,7 +80,7 @@ def line_styles(policies: Sequence[str], focus: str | None) -> dict[str, LineSty
 
 def knee_plot(cost: CostModel) -> str:
     """Pass time against packed tokens, with the knee at twice the time of one token."""
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     with _Drawing(6.4, 3.6) as page:
         axes = page.axes
@@ -106,7 +107,7 @@ def knee_plot(cost: CostModel) -> str:
             color=RED,
         )
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(ScalarFormatter())
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("packed tokens in a pass")
         axes.set_ylabel("pass time (ms)")

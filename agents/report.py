@@ -20,6 +20,7 @@ from .tables import (
     metric_grid,
     pass_grid,
     speedup_row,
+    with_speedups,
 )
 
 FILE_NAME = "report.html"
@@ -50,8 +51,8 @@ def write_report(
             intervals; a "learning_curve" series is drawn if present.
         cost: pass times, for the first section; None leaves it out.
         title: of the page.
-        focus: the policy that the report is about; None takes the first that is neither "off" nor
-            a fixed depth.
+        focus: the policy that the report is about; None takes the first whose name starts with
+            "learned", else the last one that is neither "off" nor "fixed...".
         notes: sentences that a reader should know, shown at the top.
 
     Returns:
@@ -96,12 +97,14 @@ def render(
         svg = plots.metric_plot(rated, metric, label, styles, policies=drawn, reference=reference)
         return figure(svg)
 
-    rated = _with_speedups(results)
+    rated, device = with_speedups(results), results.device
     context: dict[str, Any] = {
         "title": title,
         "focus": focus,
         "notes": list(notes),
         "results": results,
+        "created": results.created.replace("T", " ").replace("+00:00", " UTC"),
+        "machine": next((device[k] for k in ("gpu", "cpu", "device") if k in device), None),
         "headlines": headlines(results, cost, focus),
         "cost": cost,
         "knee": figure(plots.knee_plot(cost)) if cost else None,
@@ -111,8 +114,8 @@ def render(
         "throughput": against_load("throughput_tok_s", "throughput (tok/s)"),
         "speedup": against_load("speedup", "throughput, x of off", 1.0),
         "grids": _filled(
-            metric_grid(results, "throughput_tok_s", "Throughput", "tok/s"),
-            metric_grid(results, "speedup", "Throughput, ratio to off", "x", 2),
+            metric_grid(rated, "throughput_tok_s", "Throughput", "tok/s"),
+            metric_grid(rated, "speedup", "Throughput, ratio to off", "x", 2),
         ),
         "latencies": _filled(
             *(metric_grid(results, name, text, "ms", 0) for name, text in LATENCIES)
@@ -148,8 +151,14 @@ def headlines(
     work = arithmetic_of(results, cost, focus)[:1] if cost is not None and focus else []
     for one in work:
         where = f"{focus}, load {one.num_sequences}"
-        lines.append((f"{one.flops_ratio:.2f}x", "arithmetic a committed token", where))
-        lines.append((f"{one.bytes_ratio:.2f}x", "weights streamed a committed token", where))
+        lines.append(
+            (
+                f"{one.flops_ratio:.2f}x",
+                "the arithmetic of plain decoding, a committed token",
+                where,
+            )
+        )
+        lines.append((f"{one.bytes_ratio:.2f}x", "its memory traffic, a committed token", where))
     loads = plots.numeric_loads(results)
     for load in dict.fromkeys((*loads[:1], *loads[-1:])):
         row = speedup_row(results, focus, load) if focus else None
@@ -157,7 +166,7 @@ def headlines(
             detail = f"{focus}, load {load}"
             if row.ci_low is not None and row.ci_high is not None:
                 detail += f", 95 % interval {row.ci_low:.2f} to {row.ci_high:.2f}"
-            lines.append((f"{row.value:.2f}x", "throughput of no speculation", detail))
+            lines.append((f"{row.value:.2f}x", "the throughput without speculation", detail))
     return lines
 
 
@@ -169,7 +178,8 @@ def _focus(results: Results, focus: str | None) -> str | None:
             )
         return focus
     adaptive = [p for p in results.policies if p != "off" and not p.startswith("fixed")]
-    return adaptive[0] if adaptive else _deepest_fixed(results)
+    learned = [p for p in adaptive if p.startswith("learned")]
+    return next(iter(learned or adaptive[-1:]), None) or _deepest_fixed(results)
 
 
 def _deepest_fixed(results: Results) -> str | None:
@@ -181,18 +191,6 @@ def _deepest_fixed(results: Results) -> str | None:
 
     fixed = [p for p in results.policies if p.startswith("fixed")]
     return max(fixed, key=depth, default=None)
-
-
-def _with_speedups(results: Results) -> Results:
-    """`results` with a "speedup" row wherever two throughputs give one."""
-    pairs = ((p, load) for p in results.policies for load in results.loads)
-    added = [
-        row
-        for policy, load in pairs
-        if results.find(policy, load, "speedup") is None
-        and (row := speedup_row(results, policy, load)) is not None
-    ]
-    return Results(command=results.command, rows=(*results.rows, *added))
 
 
 def _present(results: Results, policy: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specdepth.decoder.roofline import SpeculationArithmetic, roofline, speculation_arithmetic
@@ -143,27 +143,41 @@ def speedup_row(results: Results, policy: str, load: int | str) -> ResultRow | N
     return ResultRow(policy=policy, load=load, metric="speedup", value=ratio, unit="x")
 
 
+def with_speedups(results: Results) -> Results:
+    """`results` with a "speedup" row wherever two throughputs give one."""
+    pairs = ((p, load) for p in results.policies for load in results.loads)
+    added = [
+        row
+        for policy, load in pairs
+        if results.find(policy, load, "speedup") is None
+        and (row := speedup_row(results, policy, load)) is not None
+    ]
+    return replace(results, rows=(*results.rows, *added))
+
+
 def metric_grid(results: Results, metric: str, title: str, unit: str, digits: int = 1) -> Grid:
-    """A metric, a line a policy and a column a load, with intervals; the best of a load stressed."""
-    loads = results.loads
+    """A metric, a line a policy and a column a load, with intervals; the best of a load stressed.
+
+    Use `with_speedups` first for the metric "speedup".
+    """
+    loads = [
+        load
+        for load in results.loads
+        if any(results.find(policy, load, metric) is not None for policy in results.policies)
+    ]
     rows: list[tuple[str, ...]] = []
     values: list[list[float | None]] = []
     for policy in results.policies:
-        found = [
-            speedup_row(results, policy, load)
-            if metric == "speedup"
-            else results.find(policy, load, metric)
-            for load in loads
-        ]
+        found = [results.find(policy, load, metric) for load in loads]
         if any(row is not None for row in found):
             rows.append((policy, *(_cell(row, digits) for row in found)))
             values.append([None if row is None else row.value for row in found])
     best = []
     for column in range(len(loads)):
-        known = [(v[column], r) for r, v in enumerate(values) if v[column] is not None]
+        known = [value for line in values if (value := line[column]) is not None]
         if len(known) > 1:
-            choose = min if unit == "ms" else max
-            best.append((choose(known)[1], column + 1))
+            top = min(known) if unit == "ms" else max(known)
+            best += [(r, column + 1) for r, line in enumerate(values) if line[column] == top]
     header = ("policy", *(f"{_load_name(load)} ({unit})" for load in loads))
     return Grid(title=title, header=header, rows=tuple(rows), best=tuple(best))
 

@@ -33,7 +33,7 @@ class BlockPool:
 
     def blocks_for(self, num_tokens: Ints) -> Ints:
         """Blocks that hold `num_tokens` tokens, elementwise."""
-        blocks: Ints = -(-num_tokens // self.block_size)
+        blocks: Ints = (num_tokens + (self.block_size - 1)) // self.block_size
         return blocks
 
     def missing(self, slots: Ints, num_tokens: Ints) -> Ints:

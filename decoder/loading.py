@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import TypeIs
 
 from .default_model import default_model_path
 from .tokenizers import end_token_ids
@@ -82,9 +83,9 @@ def load_model(
     Raises:
         OSError: it cannot be found.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if isinstance(source, PreTrainedModel):
+    if is_model(source):
         model, name = source, type(source).__name__
     else:
         name = str(source)
@@ -102,9 +103,16 @@ def load_model(
             ) from error
         if tokenizer is None and _has_tokenizer(path):
             tokenizer = AutoTokenizer.from_pretrained(path)
-    torch.nn.Module.to(model, device=device, dtype=dtype).eval()
+    torch.nn.Module.to(model, device=device, dtype=dtype).train(False)
     ends = end_token_ids(model.generation_config, model.config, tokenizer)
     return LoadedModel(name, model, tokenizer, ends)
+
+
+def is_model(source: object) -> TypeIs[PreTrainedModel]:
+    """Whether `source` is a loaded transformers model."""
+    from transformers import PreTrainedModel
+
+    return isinstance(source, PreTrainedModel)
 
 
 def _has_tokenizer(path: str) -> bool:

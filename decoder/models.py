@@ -74,7 +74,8 @@ class PackedModel:
         self.max_positions: int | None = getattr(text_config, "max_position_embeddings", None)
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        embedding: Tensor = model.get_input_embeddings().weight
+        embedding = model.get_input_embeddings().weight
+        assert isinstance(embedding, Tensor)
         tied = head is not None and head.weight is embedding
         self.flops_per_token = 2.0 * (self.num_parameters - (0 if tied else embedding.numel()))
         """Multiplications and additions of the linear layers; looking up an embedding is free."""

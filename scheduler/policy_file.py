@@ -61,7 +61,7 @@ class PolicyWeights:
     """Depth that each action stands for."""
 
     def __post_init__(self) -> None:
-        sizes = [len(self.mean), *(len(bias) for bias in self.biases)]
+        sizes = [self.mean.size, *(bias.size for bias in self.biases)]
         if not 1 <= len(self.weights) <= _MAX_LAYERS or len(self.weights) != len(self.biases):
             raise ValueError(f"a policy has 1 to {_MAX_LAYERS} layers with one bias each.")
         if not all(1 <= size <= _MAX_WIDTH for size in sizes):

@@ -2,8 +2,10 @@
 
 Both are arrays over the running sequences, in one order, oldest sequence first. "Running" means
 decoding: a sequence whose prompt is still being prefilled is not in them; its chunk only shows as
-`num_prefill_tokens`. A sequence whose last chunk is in this pass decodes in it and is in them. Unknown
-counts are -1, unknown reals NaN (another engine may not show all of this). Legend: R running sequences, K `max_num_speculative_tokens`, S engine slots.
+`num_prefill_tokens`. A sequence whose last chunk is in this pass decodes in it and is in them.
+Unknown counts are -1, unknown reals NaN: another engine may not show all of this.
+
+Legend: R running sequences, K `max_num_speculative_tokens`, S engine slots.
 """
 
 from __future__ import annotations

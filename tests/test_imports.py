@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from specdepth.scheduler.features import NUM_FEATURES
-from specdepth.scheduler.learned import PolicyCard, PolicyWeights, save_policy
 
 import specdepth
+from specdepth.scheduler.features import NUM_FEATURES
+from specdepth.scheduler.learned import PolicyCard, PolicyWeights, save_policy
 
 ROOT = Path(__file__).parents[1]
 

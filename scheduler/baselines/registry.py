@@ -58,7 +58,7 @@ def make_scheduler(
     if kind == "random":
         return RandomDepth(_whole(name, setting, 0))
     folder = setting if kind == "policy" else name
-    if (kind == "policy" and setting) or (name and Path(folder).is_dir()):
+    if folder and (kind == "policy" or Path(folder).is_dir()):
         from specdepth.scheduler.learned import (
             LearnedScheduler,  # the baselines do without safetensors
         )

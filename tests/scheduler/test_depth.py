@@ -103,7 +103,7 @@ def test_undeclared_schedulers_pass_under_rejection_of_prompt_lookup() -> None:
 
 
 def test_undeclared_schedulers_are_told_how_to_declare_it() -> None:
-    with pytest.raises(ValueError, match="Undeclared does not declare .* set `lawful_under"):
+    with pytest.raises(ValueError, match=r"Undeclared does not declare .* set `lawful_under"):
         check_lawful(Undeclared(), "rejection", has_draft_model=True)
 
 

@@ -17,7 +17,7 @@ MATCH = ("match_1", "match_2", "match_3", "match_4_up")
 LOAD = tuple(name for name in FEATURE_NAMES if name.startswith("load_"))
 DRAFT = tuple(name for name in FEATURE_NAMES if name.startswith("draft_") and name != "draft_lag")
 SEQUENCE_FIELDS = tuple(
-    field.name for field in dataclasses.fields(RoundState) if "NDArray" in str(field.type)
+    field.name for field in dataclasses.fields(RoundState) if field.type in ("Ints", "Floats")
 )
 
 

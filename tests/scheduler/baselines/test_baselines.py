@@ -25,7 +25,7 @@ def test_fixed_drafts_the_same_for_all(make_state: Any) -> None:
 
 def test_fixed_deeper_than_the_limit_is_refused_by_the_seam(make_state: Any) -> None:
     state, fixed = make_state(2, 4), FixedDepth(5)
-    with pytest.raises(ValueError, match="FixedDepth.choose returned a depth of 5"):
+    with pytest.raises(ValueError, match=r"FixedDepth\.choose returned a depth of 5"):
         check_depths(fixed.choose(state), state, fixed)
 
 

@@ -57,7 +57,7 @@ def test_policies_are_checked_against_the_decoder(
         {"max_num_speculative_tokens": 3},
     ):
         with pytest.raises(ValueError, match="was trained for"):
-            make_scheduler(f"policy:{tmp_path}", **wanted)  # type: ignore[arg-type]
+            make_scheduler(f"policy:{tmp_path}", **wanted)
 
 
 def test_a_policy_folder_without_a_policy_says_so(tmp_path: Path) -> None:
