@@ -28,6 +28,7 @@ FIXED_BLUES = ("#9ecae1", "#74b3dc", "#4c9bd1", "#3182bd", "#2a6fbf")
 _INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
 _STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
     "axes.edgecolor": _INK,
     "axes.facecolor": "none",
     "axes.grid": True,
@@ -45,6 +46,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "savefig.facecolor": "none",
     "svg.fonttype": "path",
+    "svg.hashsalt": "specdepth",
     "text.color": _INK,
     "xtick.color": _INK,
     "ytick.color": _INK,
@@ -68,10 +70,10 @@ def line_styles(policies: Sequence[str], focus: str | None) -> dict[str, LineSty
     styles = {}
     for i, name in enumerate(fixed):
         shade = FIXED_BLUES[round((i + 1) / max(len(fixed), 1) * (len(FIXED_BLUES) - 1))]
-        styles[name] = LineStyle(shade, "os^Dv<>p"[i % 8], "-", 1.4)
+        styles[name] = LineStyle(shade, "^Dv<>pd8"[i % 8], "-", 1.4)
     for i, name in enumerate(others):
         color = (ORANGE, GREEN, PINK, SKY)[i % 4]
-        styles[name] = LineStyle(color, "XPdh*"[i % 5], ("-.", ":")[i // 4 % 2], 1.6)
+        styles[name] = LineStyle(color, "XPh*H"[i % 5], ("-.", ":")[i // 4 % 2], 1.6)
     styles["off"] = LineStyle(GREY, "s", "--", 1.6)
     if focus is not None:
         styles[focus] = LineStyle(RED, "o", "-", 2.6)

@@ -145,8 +145,8 @@ def headlines(
         knee = cost.knee_tokens()
         beyond = knee > cost.tokens[-1]
         number = f"> {cost.tokens[-1]}" if beyond else f"{knee}"
-        free = min(cost.free_tokens(), cost.tokens[-1])
-        detail = f"{free} tokens ride along with one for at most 10 % more time"
+        some = max(n for n in cost.tokens if n <= 8)
+        detail = f"a pass of {some} costs {cost.pass_s(some) / cost.pass_s(1):.2f}x one token's"
         lines.append((number, "packed tokens double the time of a pass", detail))
     work = arithmetic_of(results, cost, focus)[:1] if cost is not None and focus else []
     for one in work:
@@ -159,6 +159,10 @@ def headlines(
             )
         )
         lines.append((f"{one.bytes_ratio:.2f}x", "its memory traffic, a committed token", where))
+        speedup = speedup_row(results, focus, one.num_sequences) if focus else None
+        if speedup is not None:
+            number = f"{1 / speedup.value:.2f}x"
+            lines.append((number, "its time, measured, a committed token", where))
     loads = plots.numeric_loads(results)
     for load in dict.fromkeys((*loads[:1], *loads[-1:])):
         row = speedup_row(results, focus, load) if focus else None

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from specdepth.scheduler.state import Ints
 from torch import Tensor, nn
+
+from specdepth.scheduler.state import Ints
 
 IMPLEMENTATION = "specdepth_paged"
 """Name under which transformers knows `paged_attention`. No mask function is registered with it, so

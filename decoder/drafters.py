@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from specdepth.scheduler.depth import DraftSignals
 from specdepth.scheduler.state import DrafterKind, Floats, Ints
-from torch import Tensor
 
 from .kv_cache import BlockPool
 from .models import PackedModel
@@ -19,7 +20,7 @@ from .request import Request
 from .runner import Offer, RoundPlan
 from .sampling import Stream, gumbel_argmax, sample, token_probs, uniform
 from .sequences import SequenceTable
-from .signals import law_signals
+from .signals import greedy_ids, law_signals
 from .verification import DraftProbs
 
 __all__ = ["DraftModel", "Drafter", "NoDrafter", "PromptLookup", "Proposal"]
@@ -196,7 +197,7 @@ class DraftModel:
             logits, num_tokens, num_passes = self._pass(at, positions, tokens[alive], step)
             num_catch_up += num_tokens - len(at)
             passes += [len(at)] * num_passes
-            shown = law_signals(logits)
+            shown = law_signals(logits, with_margin=True)
             signals[:, alive, step] = shown
             if plan.keep_drafting is not None:
                 stays = plan.keep_drafting(
@@ -208,7 +209,7 @@ class DraftModel:
                 if not len(alive):
                     break
             if greedy:
-                drawn = logits.argmax(-1)
+                drawn = greedy_ids(logits)
             else:
                 law = self._law(logits, at)
                 drawn = self._draw(law, at, positions)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DepthScheduler, check_depths, check_lawful
 from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState, SequenceHistory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
 from specdepth.scheduler.state import Ints
 
 
@@ -38,7 +39,8 @@ class BlockPool:
 
     def missing(self, slots: Ints, num_tokens: Ints) -> Ints:
         """Blocks each slot still needs to hold `num_tokens` tokens; never negative."""
-        return np.maximum(self.blocks_for(num_tokens) - self.num_allocated[slots], 0)
+        missing: Ints = np.maximum(self.blocks_for(num_tokens) - self.num_allocated[slots], 0)
+        return missing
 
     def grow(self, slots: Ints, num_tokens: Ints) -> None:
         """Give each slot blocks for `num_tokens` tokens.

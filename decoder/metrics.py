@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
 
 from .request import RequestMetrics

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specdepth.scheduler.state import Ints
 from torch import Tensor, nn
+
+from specdepth.scheduler.state import Ints
 
 from . import attention
 from .attention import IMPLEMENTATION, LayerKV, PassLayout, build_layout
+from .graphs import GraphedPass
 from .prepack import can_prepack, prepack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 PROBE_IMPLEMENTATION = "specdepth_probe"
 CHECK_LENGTH = 24
@@ -87,6 +92,7 @@ class PackedModel:
         self.use_varlen = use_varlen
         self.layers: list[LayerKV] = []
         self.block_size = 0
+        self._graphs: GraphedPass | None = None
         attention.register()
         reference_ids = torch.arange(CHECK_LENGTH, device=self.device)[None] % self.vocab_size
         with torch.inference_mode():
@@ -143,11 +149,50 @@ class PackedModel:
         Returns:
             [N, vocab_size] logits.
         """
+        rows = torch.from_numpy(logit_rows).to(self.device)
+        if self._graphs is not None and self._graphs.fits(len(token_ids), layout):
+            return self._graphs.run(token_ids, positions, layout, self._forward)[rows]
+        return self._forward(token_ids, positions, layout, rows)
+
+    def use_graphs(self, max_num_seqs: int, max_query: int, max_model_len: int) -> bool:
+        """Replay passes of up to `max_query` tokens a sequence from CUDA graphs from now on.
+
+        Checked by comparing a replayed pass with an eager one; where they differ, or capture fails,
+        passes stay eager and a warning says so.
+
+        Returns:
+            Whether graphs are in use.
+        """
+        if not self.use_varlen:
+            return False
+        graphs = GraphedPass(self, max_num_seqs, max_query, max_model_len)
+        count = min(2, max_query)
+        ids = torch.arange(count, device=self.device)
+        tables = np.zeros((1, 1), np.int32)
+        layout = self.layout(tables, np.zeros(1, np.int64), np.array([count]))
+        try:
+            with torch.inference_mode():
+                eager = self._forward(ids, ids, layout)
+                replayed = graphs.run(ids, ids, layout, self._forward)
+                error = float((eager.float() - replayed.float()).norm() / eager.float().norm())
+        except RuntimeError as reason:
+            logger.warning("CUDA graphs are off for %s: %s", self.name, reason)
+            return False
+        if not error <= RELATIVE_TOLERANCE.get(self.dtype, 0.15):
+            logger.warning("CUDA graphs are off for %s: logits differ by %.2g", self.name, error)
+            return False
+        self._graphs = graphs
+        return True
+
+    def _forward(
+        self, token_ids: Tensor, positions: Tensor, layout: PassLayout, rows: Tensor | int = 0
+    ) -> Tensor:
+        """Eager pass; `rows` 0 is all rows."""
         output = self.model(
             input_ids=token_ids[None],
             position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=torch.from_numpy(logit_rows).to(self.device),
+            logits_to_keep=rows,
             layout=layout,
         )
         logits: Tensor = output.logits[0, :, : self.vocab_size]

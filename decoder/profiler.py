@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.state import DrafterKind
 
@@ -47,11 +48,13 @@ class PassTimer(Protocol):
     """Longest sequence in tokens."""
     max_kv_tokens: int
     """Tokens that fit into the KV pool."""
+    block_size: int
+    """Tokens in a KV block; no two sequences share one."""
 
     def time_pass(
         self,
-        query_lengths: list[int],
-        context_lengths: list[int],
+        query_lengths: Sequence[int],
+        context_lengths: Sequence[int],
         num_logit_rows: int,
         model: ModelRole = "target",
     ) -> float:
@@ -59,8 +62,8 @@ class PassTimer(Protocol):
 
         Args:
             query_lengths: tokens that each sequence computes.
-            context_lengths: tokens that each has in the cache before the pass.
-            num_logit_rows: rows, the last ones of the pass, that go through the head.
+            context_lengths: keys that each sees, those tokens included.
+            num_logit_rows: rows of the pass that go through the head.
             model: which of the two models runs.
         """
         ...
@@ -195,13 +198,16 @@ def _plan(timer: PassTimer, tokens: Sequence[int], contexts: tuple[int, int]) ->
     sizes = sorted({int(n) for n in tokens if 1 <= n <= timer.max_pass_tokens} | {1})
     num_slots, deepest = timer.max_num_seqs, timer.max_num_speculative_tokens + 1
 
+    def room(num_sequences: int) -> int:
+        blocks = timer.max_kv_tokens // timer.block_size // num_sequences
+        return min(timer.max_model_len, blocks * timer.block_size)
+
     def cell(model: ModelRole, queries: tuple[int, ...], context: int, rows: int) -> _Cell:
-        room = min(timer.max_model_len, timer.max_kv_tokens // len(queries)) - max(queries)
-        return _Cell(model, queries, (max(min(context, room), 0),) * len(queries), rows)
+        length = max(min(context, room(len(queries))), max(queries))
+        return _Cell(model, queries, (length,) * len(queries), rows)
 
     def fits(queries: tuple[int, ...]) -> bool:
-        room = min(timer.max_model_len, timer.max_kv_tokens // len(queries))
-        return max(queries) <= room and sum(queries) <= timer.max_pass_tokens
+        return max(queries) <= room(len(queries)) and sum(queries) <= timer.max_pass_tokens
 
     verify, prefill = {}, {}
     for n in sizes:
@@ -209,7 +215,7 @@ def _plan(timer: PassTimer, tokens: Sequence[int], contexts: tuple[int, int]) ->
         queries = _split(n, (widest + narrowest + 1) // 2)
         if fits(queries) and fits((n,)):
             verify[n] = cell("target", queries, contexts[0], n)
-            prefill[n] = cell("target", (n,), 0, 1)
+            prefill[n] = cell("target", (n,), n, 1)
     if 1 not in verify:
         raise ValueError(
             f"nothing to profile: a pass of 1 token does not fit (max_pass_tokens "
@@ -247,8 +253,7 @@ def _measure(
     start = clock()
 
     def once(cell: _Cell) -> float:
-        queries, contexts = list(cell.queries), list(cell.contexts)
-        seconds = timer.time_pass(queries, contexts, cell.num_logit_rows, cell.model)
+        seconds = timer.time_pass(cell.queries, cell.contexts, cell.num_logit_rows, cell.model)
         progress(min((clock() - start) / budget_s, 1.0))
         return seconds
 

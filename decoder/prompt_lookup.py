@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from specdepth.scheduler.state import Bools, Floats, Ints
 
 from .sequences import SequenceTable

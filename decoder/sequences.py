@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
 from specdepth.scheduler.state import Bools, Floats, Ints
 
 from .request import Request

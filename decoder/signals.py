@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import torch
-from specdepth.scheduler.state import Floats
 from torch import Tensor
 
+from specdepth.scheduler.state import Floats
 
-def law_signals(logits: Tensor) -> Floats:
-    """Largest probability, entropy in nats, and margin of largest over second, at temperature 1.
+ROWS_IN_CACHE = 2
+"""Rows that one step works on, on the CPU: 49k float32 columns of two rows stay in a 2 MB cache, and the
+five passes over them are three times as fast as over all rows at once."""
+
+
+def law_signals(logits: Tensor, with_margin: bool = False) -> Floats:
+    """Largest probability and entropy in nats of each row, at temperature 1.
 
     Args:
         logits: [N, V].
+        with_margin: also largest less second largest probability.
 
     Returns:
-        float64 [3, N] on the host.
+        float64 [2, N] or [3, N] on the host.
     """
-    log_probs = torch.log_softmax(
-        logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)
-    )
-    probs = log_probs.exp()
-    entropy = -(probs * log_probs.clamp_min(-1e30)).sum(-1)
-    top = probs.topk(min(2, probs.shape[-1]), -1).values
-    margin = top[:, 0] - top[:, -1] if top.shape[1] == 2 else top[:, 0]
-    result: Floats = torch.stack([top[:, 0], entropy, margin]).double().cpu().numpy()
+    step = ROWS_IN_CACHE if logits.device.type == "cpu" else max(len(logits), 1)
+    parts = [_signals(rows, with_margin) for rows in logits.split(step)]
+    result: Floats = torch.cat(parts, 1).double().cpu().numpy()
     return result
+
+
+def greedy_ids(logits: Tensor) -> Tensor:
+    """First largest logit of each row, int64 [N]; `max` is four times as fast as `argmax` on bf16."""
+    return logits.max(-1).indices
+
+
+def _signals(logits: Tensor, with_margin: bool) -> Tensor:
+    shifted = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    shifted = shifted - shifted.max(-1, keepdim=True).values
+    weights = shifted.exp()
+    total = weights.sum(-1)
+    entropy = total.log() - torch.linalg.vecdot(weights, shifted.clamp_min(-1e30)) / total
+    signals = [1 / total, entropy]
+    if with_margin:
+        second = weights.topk(min(2, weights.shape[-1]), -1).values[:, -1]
+        signals.append((1 - second) / total if weights.shape[-1] > 1 else 1 / total)
+    return torch.stack(signals)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from specdepth.scheduler.baselines.fixed import FixedDepth
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DepthScheduler, VerificationRule
@@ -120,6 +121,12 @@ class SpeculativeDecoder:
             drafter = NoDrafter()
         named = draft.name if isinstance(draft, LoadedModel) else drafter.kind
         self.model_pair = f"{target.name}+{named}"
+        if config.cuda_graphs:
+            # Two pending tokens and K drafts: what a draft model feeds after a fully accepted round.
+            longest = config.max_num_speculative_tokens + 2
+            for model in (packed, drafting):
+                if model is not None:
+                    model.use_graphs(config.max_num_seqs, longest, config.max_model_len)
         clock = clock or WallClock()
         self.runner = TorchRunner(packed, drafter, sequences, pool, config, clock)
         self.engine = Engine(

@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from specdepth.scheduler.depth import ProposalSignals
 from specdepth.scheduler.state import DrafterKind, Ints
-from torch import Tensor
 
 from .clock import Clock, PassWork
 from .config import EngineConfig
@@ -21,7 +22,7 @@ from .request import Request
 from .runner import Offer, RoundPlan, RoundResult
 from .sampling import gumbel_argmax, round_uniforms, token_probs
 from .sequences import SequenceTable
-from .signals import law_signals
+from .signals import greedy_ids, law_signals
 from .verification import Verification, verify_equal, verify_rejection
 
 
@@ -89,7 +90,7 @@ class TorchRunner:
         verdict = self._judge(plan, proposal, logits)
         num_accepted = verdict.num_accepted.cpu().numpy()
         last = np.cumsum(proposal.lengths + 1) - (proposal.lengths + 1) + num_accepted
-        top1, entropy, _ = law_signals(logits[torch.from_numpy(last).to(logits.device)])
+        top1, entropy = law_signals(logits[torch.from_numpy(last).to(logits.device)])
         self.draft_source.settle(plan.slots, proposal.lengths, num_accepted)
         finished = self._now()
         return RoundResult(
@@ -179,7 +180,7 @@ class TorchRunner:
             proposal.token_ids, (0, width - proposal.token_ids.shape[1])
         ).to(device)
         if not (seqs.temperature[slots] > 0).any():
-            return verify_equal(logits.argmax(-1), drafts, depths)
+            return verify_equal(greedy_ids(logits), drafts, depths)
         repeats = host_depths + 1
         law = token_probs(
             logits,
@@ -280,7 +281,7 @@ class TorchRunner:
             layout,
             rows,
         )
-        logits.argmax(-1).cpu()
+        greedy_ids(logits).cpu()
         return self._now() - started
 
     def _model(self, model: Literal["target", "draft"]) -> PackedModel:

@@ -28,8 +28,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from specdepth.decoder.default_model import default_model_path
 from transformers import AutoTokenizer
+
+from specdepth.decoder.default_model import default_model_path
 
 NUM_PER_KIND = 72
 NUM_SHORT_QUESTIONS = 15

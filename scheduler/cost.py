@@ -7,28 +7,23 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .cost_checks import MAX_PASS_TOKENS, MAX_SECONDS, grid_of, number, times_of
 from .curve import Curve
+from .files import read_bounded, write_atomic
 
 if TYPE_CHECKING:  # state.py needs CostModel itself
     from .state import DrafterKind
 
 FORMAT = "specdepth-cost-model"
 FORMAT_VERSION = 1
-MAX_PASS_TOKENS = 2**20
-"""Search limit of `knee_tokens` and `free_tokens`, and the largest size in a grid."""
 
 _MAX_FILE_BYTES = 1 << 20
-_MAX_POINTS = 4096
-_MAX_SECONDS = 1e4
-_MAX_DIP = 0.5
-"""Kernel staircases make bigger passes cheaper, but never by half: that is a bad measurement."""
 
 Scalar = int | float | np.integer[Any] | np.floating[Any]
 
@@ -81,24 +76,24 @@ class CostModel:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "tokens", _grid("tokens", self.tokens))
-        put(self, "verify_s", _times("verify_s", self.verify_s, "tokens", self.tokens))
+        put(self, "tokens", grid_of("tokens", self.tokens))
+        put(self, "verify_s", times_of("verify_s", self.verify_s, "tokens", self.tokens))
         if len(self.prefill_s):
-            put(self, "prefill_s", _times("prefill_s", self.prefill_s, "tokens", self.tokens))
+            put(self, "prefill_s", times_of("prefill_s", self.prefill_s, "tokens", self.tokens))
         else:
             put(self, "prefill_s", self.verify_s)
         if len(self.draft_sequences) or len(self.draft_s):
-            grid = _grid("draft_sequences", self.draft_sequences)
+            grid = grid_of("draft_sequences", self.draft_sequences)
             put(self, "draft_sequences", grid)
-            put(self, "draft_s", _times("draft_s", self.draft_s, "draft_sequences", grid))
+            put(self, "draft_s", times_of("draft_s", self.draft_s, "draft_sequences", grid))
         else:
             put(self, "draft_sequences", ())
             put(self, "draft_s", ())
         for name in ("context_s", "draft_token_s", "overhead_s"):
-            put(self, name, _number(name, getattr(self, name), _MAX_SECONDS))
+            put(self, name, number(name, getattr(self, name), MAX_SECONDS))
         for name in ("weight_bytes", "kv_bytes_per_token", "flops_per_token"):
             if getattr(self, name) is not None:
-                _number(name, getattr(self, name), 1e30)
+                number(name, getattr(self, name), 1e30)
         put(self, "_verify", Curve(self.tokens, self.verify_s))
         put(self, "_prefill", Curve(self.tokens, self.prefill_s))
         draft = Curve(self.draft_sequences, self.draft_s) if self.draft_s else None
@@ -318,14 +313,7 @@ class CostModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`, whole or not at all."""
-        path = Path(path)
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(text + "\n", encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomic(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
@@ -336,50 +324,9 @@ class CostModel:
         """
         path = Path(path)
         try:
-            with path.open("rb") as file:
-                data = file.read(_MAX_FILE_BYTES + 1)
-            if len(data) > _MAX_FILE_BYTES:
-                raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes, no cost model is.")
+            data = read_bounded(path, _MAX_FILE_BYTES)
             return cls.from_dict(json.loads(data.decode("utf-8")))
         except OSError as error:
             raise ValueError(f"cannot read cost model {path}: {error.strerror}.") from error
         except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
             raise ValueError(f"cannot use cost model {path}: {error}") from error
-
-
-def _number(name: str, value: Any, top: float) -> float:
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= top:
-        raise ValueError(f"cost model: {name} must be a number in 0..{top:g}, got {value!r}.")
-    return float(value)
-
-
-def _grid(name: str, values: Any) -> tuple[int, ...]:
-    if not 0 < len(values) <= _MAX_POINTS:
-        raise ValueError(f"cost model: {name} needs 1 to {_MAX_POINTS} points, got {len(values)}.")
-    numbers = [_number(name, value, MAX_PASS_TOKENS) for value in values]
-    grid = tuple(int(value) for value in numbers)
-    ascending = all(a < b for a, b in pairwise(grid))
-    if grid[0] != 1 or not ascending or any(a != b for a, b in zip(grid, numbers, strict=True)):
-        raise ValueError(f"cost model: {name} must be whole numbers, 1 first and then ascending.")
-    return grid
-
-
-def _times(name: str, values: Any, grid_name: str, grid: tuple[int, ...]) -> tuple[float, ...]:
-    if len(values) != len(grid):
-        raise ValueError(
-            f"cost model: {name} has {len(values)} points and {grid_name} {len(grid)}; "
-            "they must match."
-        )
-    times = tuple(_number(name, value, _MAX_SECONDS) for value in values)
-    if min(times) <= 0:
-        raise ValueError(f"cost model: {name} must be above 0 s, got {min(times)}.")
-    highest = 0.0
-    for size, seconds in zip(grid, times, strict=True):
-        if seconds < _MAX_DIP * highest:
-            raise ValueError(
-                f"cost model: {name} falls to {seconds:g} s at {size}, less than half of a smaller "
-                "pass; measure again on a quiet machine."
-            )
-        highest = max(highest, seconds)
-    return times

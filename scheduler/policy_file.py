@@ -20,6 +20,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from .features import FEATURES
+from .files import read_bounded, write_atomic
 
 FORMAT = "specdepth-policy"
 FORMAT_VERSION = 1
@@ -164,8 +165,8 @@ def save_policy(folder: str | os.PathLike[str], weights: PolicyWeights, card: Po
     except TypeError as error:
         raise ValueError(f"policy card: {error}.") from error
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / WEIGHTS_FILE, data)
-    _write(folder / CONFIG_FILE, (text + "\n").encode())
+    write_atomic(folder / WEIGHTS_FILE, data)
+    write_atomic(folder / CONFIG_FILE, (text + "\n").encode())
     return folder
 
 
@@ -178,9 +179,9 @@ def read_policy(folder: str | os.PathLike[str]) -> tuple[PolicyWeights, PolicyCa
     """
     folder = Path(folder)
     try:
-        config = _parse(_read(folder / CONFIG_FILE, _MAX_CONFIG_BYTES))
+        config = _parse(read_bounded(folder / CONFIG_FILE, _MAX_CONFIG_BYTES))
         _check_features(config["features"])
-        data = _read(folder / WEIGHTS_FILE, _MAX_WEIGHTS_BYTES)
+        data = read_bounded(folder / WEIGHTS_FILE, _MAX_WEIGHTS_BYTES)
         if hashlib.sha256(data).hexdigest() != config["weights_sha256"]:
             raise ValueError(f"{WEIGHTS_FILE} is damaged: its checksum differs; export it again.")
         return _weights(config, load_tensors(data)), _card(config)
@@ -297,20 +298,3 @@ def _card(config: dict[str, Any]) -> PolicyCard:
         versions=config["versions"],
         training=config["training"],
     )
-
-
-def _read(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"{path.name} is larger than {limit} bytes, which no policy is.")
-    return data
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from specdepth.scheduler.state import Ints, RoundOutcome, RoundState
 
 from .lawful import EVERY_RULE

@@ -7,6 +7,7 @@ Source: `num_assistant_tokens_schedule="heuristic_transient"` in transformers 5,
 from __future__ import annotations
 
 import numpy as np
+
 from specdepth.scheduler.state import Ints, RoundOutcome, RoundState
 
 from .lawful import EVERY_RULE

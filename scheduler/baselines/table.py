@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from specdepth.scheduler.files import read_bounded, write_atomic
 from specdepth.scheduler.state import Ints, RoundOutcome, RoundState
 
 from .lawful import EVERY_RULE
@@ -93,10 +95,7 @@ class TableDepth:
         """
         path = Path(path)
         try:
-            with path.open("rb") as file:
-                data = file.read(_MAX_FILE_BYTES + 1)
-            if len(data) > _MAX_FILE_BYTES:
-                raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes, no table is.")
+            data = read_bounded(path, _MAX_FILE_BYTES)
             values: Any = json.loads(data.decode("utf-8"))
             if isinstance(values, dict):
                 if "num_speculative_tokens_per_batch_size" not in values:
@@ -112,13 +111,7 @@ class TableDepth:
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write vLLM's list to `path`, whole or not at all."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(json.dumps([list(entry) for entry in self.ranges]) + "\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomic(Path(path), json.dumps([list(entry) for entry in self.ranges]) + "\n")
 
     def depth_at(self, batch_size: int) -> int:
         """Depth for `batch_size` running sequences, before it is cut to K."""

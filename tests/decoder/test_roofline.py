@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
 from specdepth.decoder.roofline import model_size, roofline, speculation_arithmetic
 from specdepth.scheduler.cost import CostModel
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 VOCAB, HIDDEN, LAYERS, MLP, HEADS, KV_HEADS, HEAD_SIZE = 100, 16, 2, 32, 4, 2, 4
 

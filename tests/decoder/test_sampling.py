@@ -6,6 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
+
 from specdepth.decoder.sampling import (
     Stream,
     _to_unit_,
@@ -16,7 +18,6 @@ from specdepth.decoder.sampling import (
     token_probs,
     uniform,
 )
-from torch import Tensor
 
 BITS = 2**64
 GRID = torch.arange(300)

@@ -7,6 +7,9 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+
 from specdepth.decoder.tokenizers import (
     Detokenizer,
     check_same_vocabulary,
@@ -14,8 +17,6 @@ from specdepth.decoder.tokenizers import (
     end_token_ids,
     vocabulary_size,
 )
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġ", "hello")]

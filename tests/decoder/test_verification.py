@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from specdepth.decoder.sampling import sample, token_probs
 from specdepth.decoder.verification import (
     PADDING,
@@ -14,7 +16,6 @@ from specdepth.decoder.verification import (
     verify_equal,
     verify_rejection,
 )
-from torch import Tensor
 
 DEPTHS = st.lists(st.integers(0, 4), max_size=6)
 SEEDS = st.integers(0, 10**6)
@@ -103,7 +104,7 @@ def test_equal_emits_the_targets_tokens_up_to_the_first_that_differs(seed, depth
     for i, depth in enumerate(depths):
         own = target[start : start + depth + 1].tolist()
         agreed = [own[j] == draft[i, j] for j in range(depth)]
-        accepted = (agreed + [False]).index(False)
+        accepted = [*agreed, False].index(False)
         assert result.num_accepted[i] == accepted
         assert result.token_ids[i, : accepted + 1].tolist() == own[: accepted + 1]
         start += depth + 1

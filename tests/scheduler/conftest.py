@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.features import NUM_FEATURES
 from specdepth.scheduler.policy_file import PolicyCard, PolicyWeights

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specdepth.scheduler.cost import MAX_PASS_TOKENS, CostModel
+
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.cost_checks import MAX_PASS_TOKENS
 
 SMOLLM2_S = tuple(ms / 1e3 for ms in (52.9, 61.2, 70.6, 83.2, 106, 159, 262, 463, 911))
 
@@ -144,6 +146,7 @@ def test_pending_and_catch_up_tokens_are_charged() -> None:
 
 def test_marginal_price_is_the_slope() -> None:
     assert COST.marginal_s(64) == pytest.approx((0.463 - 0.262) / 64)
+    assert COST.marginal_s(32, span=96) == pytest.approx((0.463 - 0.159) / 96)
 
 
 def test_a_wider_span_looks_past_a_step() -> None:

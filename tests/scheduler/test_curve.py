@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from specdepth.scheduler.curve import Curve
 
 STAIRS = Curve((1, 8, 9, 16), (1.0, 1.0, 2.0, 1.8))

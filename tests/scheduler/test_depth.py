@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specdepth.scheduler.baselines import FixedDepth, HeuristicDepth, Off, RandomDepth, TableDepth
 from specdepth.scheduler.depth import DepthScheduler, check_depths, check_lawful, lawful_rules
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.features import FEATURE_NAMES, FEATURES, HIGH, LOW, feature_matrix
 from specdepth.scheduler.state import RoundState

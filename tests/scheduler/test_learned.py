@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specdepth.scheduler.depth import DepthScheduler, check_depths, check_lawful
 from specdepth.scheduler.features import HIGH, LOW, feature_matrix
 from specdepth.scheduler.learned import LearnedScheduler, save_policy

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
 from specdepth.scheduler.features import FEATURE_NAMES, NUM_FEATURES
+from specdepth.scheduler.files import write_atomic
 from specdepth.scheduler.policy_file import read_policy, save_policy
 
 
@@ -82,16 +84,12 @@ def test_saving_again_replaces_the_policy_and_keeps_other_files(
 def test_an_interrupted_overwrite_is_refused_not_mixed(
     folder: Path, make_weights: Any, make_card: Any, monkeypatch: Any
 ) -> None:
-    from specdepth.scheduler import policy_file
-
-    write = policy_file._write
-
     def interrupt(path: Path, data: bytes) -> None:
         if path.name == "config.json":
             raise KeyboardInterrupt
-        write(path, data)
+        write_atomic(path, data)
 
-    monkeypatch.setattr(policy_file, "_write", interrupt)
+    monkeypatch.setattr("specdepth.scheduler.policy_file.write_atomic", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save_policy(folder, make_weights(hidden=(4,)), make_card())
     with pytest.raises(ValueError, match="checksum differs"):

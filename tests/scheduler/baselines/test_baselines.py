@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specdepth.scheduler.baselines import FixedDepth, HeuristicDepth, Off, RandomDepth
 from specdepth.scheduler.depth import check_depths
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specdepth.scheduler.baselines import (
     FixedDepth,
     HeuristicDepth,

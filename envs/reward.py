@@ -1,0 +1,177 @@
+"""What a round is worth: seconds against tokens, for the batch and for each slot.
+
+Legend: R sequences of the round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.state import Floats, RoundOutcome, RoundState
+
+
+def charged_s(outcome: RoundOutcome) -> float:
+    """Seconds of a round without the time to decide.
+
+    Between showing a state and getting depths, a trainer may run a whole policy update; an exported
+    policy takes a ten-thousandth of a round.
+    """
+    return outcome.elapsed_s - outcome.schedule_s
+
+
+def modelled_s(outcome: RoundOutcome, cost: CostModel) -> float:
+    """The same by the cost model: what the round takes on average, free of timing noise."""
+    return (
+        cost.pass_s(
+            outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
+        )
+        + cost.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
+        + cost.overhead_s
+    )
+
+
+def depth_0_seconds_per_token(cost: CostModel, num_running: int) -> float:
+    """Seconds a token of the simplest reference policy, no speculation, with `num_running`."""
+    rows = np.zeros(max(num_running, 1), np.int64)
+    return float(cost.round_s(rows)) / len(rows)
+
+
+def added_s(state: RoundState, outcome: RoundOutcome, cost: CostModel) -> Floats:
+    """Seconds that each sequence's own drafts add to the round, float64 [R].
+
+    The round by the cost model, less the same round without that sequence's drafts. In the target
+    pass these are its drafted tokens. With a draft model, it is its place in the draft passes that
+    it took part in, a whole pass where it drafted alone, and what it had to catch up on. Passes
+    that others needed as well are not in it.
+    """
+    size, prefill = outcome.num_pass_tokens, outcome.num_prefill_tokens
+    context = outcome.num_context_tokens
+    seconds = cost.pass_s(size, prefill, context) - cost.pass_s(
+        size - outcome.num_drafted, prefill, context
+    )
+    if state.drafter == "draft-model" and not cost.drafter_is_free:
+        sequences = np.array(outcome.draft_pass_sequences, np.int64)
+        saved = cost.draft_pass_s(sequences) - np.where(
+            sequences > 1, cost.draft_pass_s(np.maximum(sequences - 1, 1)), 0.0
+        )
+        upto = np.concatenate([[0.0], np.cumsum(saved)])
+        seconds = seconds + upto[np.minimum(outcome.num_proposed, len(saved))]
+        lag = np.where(outcome.num_proposed > 0, np.maximum(state.draft_lag, 0), 0)
+        seconds = seconds + cost.draft_token_s * lag
+    return np.asarray(seconds, np.float64)
+
+
+def slot_rewards(
+    state: RoundState,
+    outcome: RoundOutcome,
+    *,
+    elapsed_s: float,
+    seconds_per_token: float,
+    cost: CostModel,
+) -> Floats:
+    """Reward of each sequence for a round, in tokens at the reference rate, float64 [R].
+
+        tokens_i - (added_i + (elapsed - sum of added) / R) / seconds_per_token
+
+    `added_i` is `added_s`: a difference reward, since leaving its drafts out is what a sequence
+    could have done instead. The rest of the round, which it cannot change, is split evenly, so that
+    rewards sum to the round's (committed - elapsed / seconds_per_token) and are near 0 on average
+    under a policy that is as fast as the reference. That matters with a discount by time: a slot
+    with a large income a second would count its own delays twice.
+
+    An even split of draft passes that several sequences share would keep any from drafting deep
+    alone; charging nobody would let two equally deep ones ride free. Here the one is free to leave
+    and each pays 1 / R, which neither repairs nor worsens where the batch stands.
+
+    Args:
+        state: what the depths were chosen for.
+        outcome: what came of it.
+        elapsed_s: seconds to charge, of this round and what followed until the next decision.
+        seconds_per_token: of a reference policy, at this load.
+        cost: prices for `added_s`.
+    """
+    added = added_s(state, outcome, cost)
+    rest = (elapsed_s - added.sum()) / max(len(added), 1)
+    return outcome.num_committed - (added + rest) / seconds_per_token
+
+
+class ReferenceRate:
+    """Seconds per token of a reference policy at each number of running sequences.
+
+    Starts as decoding without speculation by the cost model, and is then measured: `note` collects
+    rounds, `refresh` takes them over. With a closed loop the load is not the policy's doing and
+    each load has its own rate. With arrivals (`by_load=False`) there is one rate for all: with a
+    rate of its own, being stuck at a worse load would cost nothing.
+
+    Args:
+        cost: prices of the machine.
+        max_num_seqs: S, the highest load.
+        by_load: one rate for each load, or one for all.
+        prior_rounds: weight of what is known at the start, in rounds.
+        decay: weight that earlier rounds keep at a `refresh`.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel,
+        max_num_seqs: int,
+        *,
+        by_load: bool = True,
+        prior_rounds: float = 20.0,
+        decay: float = 0.7,
+    ) -> None:
+        loads = np.arange(max_num_seqs + 1)
+        prior = np.array([depth_0_seconds_per_token(cost, n) for n in loads.tolist()])
+        self.by_load, self.decay = by_load, decay
+        self._prior_tokens: Floats = prior_rounds * np.maximum(loads, 1.0)
+        self._prior_s: Floats = prior * self._prior_tokens
+        self.seconds: Floats = np.zeros(max_num_seqs + 1)
+        """[S + 1] measured seconds by load, decayed."""
+        self.tokens: Floats = np.zeros(max_num_seqs + 1)
+        """[S + 1] tokens committed in them."""
+        self._rates = self._compute()
+
+    def __call__(self, num_running: int) -> float:
+        """Seconds per token at a load, as of the last `refresh`."""
+        return float(self._rates[num_running])
+
+    def note(self, num_running: int, elapsed_s: float, num_committed: int) -> None:
+        """Collect a round."""
+        self.seconds[num_running] += elapsed_s
+        self.tokens[num_running] += num_committed
+
+    def refresh(self) -> None:
+        """Take over what was collected; rates stand still in between."""
+        self._rates = self._compute()
+        self.seconds *= self.decay
+        self.tokens *= self.decay
+
+    def state(self) -> dict[str, list[float]]:
+        """What `restore` needs, as JSON values."""
+        return {
+            "seconds": self.seconds.tolist(),
+            "tokens": self.tokens.tolist(),
+            "rates": self._rates.tolist(),
+        }
+
+    def restore(self, state: dict[str, list[float]]) -> None:
+        """Put back what `state` returned.
+
+        Raises:
+            ValueError: of another number of slots.
+        """
+        arrays = [np.array(state[name], np.float64) for name in ("seconds", "tokens", "rates")]
+        if any(array.shape != self.seconds.shape for array in arrays):
+            raise ValueError(
+                f"reference rates for {len(arrays[0]) - 1} slots, expected {len(self.seconds) - 1}."
+            )
+        self.seconds, self.tokens, self._rates = arrays
+
+    def _compute(self) -> Floats:
+        if self.by_load:
+            return (self._prior_s + self.seconds) / (self._prior_tokens + self.tokens)
+        # Loads that never occur must not weigh: the prior is one round's worth at the highest load.
+        seconds = self._prior_s[-1] + self.seconds.sum()
+        tokens = self._prior_tokens[-1] + self.tokens.sum()
+        return np.full(len(self.seconds), seconds / tokens)
