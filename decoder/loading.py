@@ -103,7 +103,10 @@ def load_model(
             ) from error
         if tokenizer is None and _has_tokenizer(path):
             tokenizer = AutoTokenizer.from_pretrained(path)
-    torch.nn.Module.to(model, device=device, dtype=dtype).train(False)
+    torch.nn.Module.to(model, device).train(False)
+    for parameter in model.parameters():
+        # Not `model.to(dtype)`: that would round the rotary frequencies, which stay float32.
+        parameter.data = parameter.data.to(dtype)
     ends = end_token_ids(model.generation_config, model.config, tokenizer)
     return LoadedModel(name, model, tokenizer, ends)
 

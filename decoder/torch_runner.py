@@ -230,6 +230,11 @@ class TorchRunner:
         return self._seqs.max_model_len
 
     @property
+    def block_size(self) -> int:
+        """Tokens in a KV block."""
+        return self._pool.block_size
+
+    @property
     def max_kv_tokens(self) -> int:
         """Tokens that fit into the pool."""
         return self._pool.num_blocks * self._pool.block_size

@@ -120,22 +120,30 @@ def check_depths(depths: Any, state: RoundState, scheduler: object) -> Ints:
         ValueError: wrong shape, not whole numbers (NaN included), or outside 0..K.
     """
     name, top = type(scheduler).__name__, state.max_num_speculative_tokens
-    array = np.asarray(depths)
+    try:
+        array = np.asarray(depths)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name}.choose returned a {type(depths).__name__} that is no array of numbers, expected "
+            f"{state.num_running} depths in 0..{top}."
+        ) from None
     if array.shape != (state.num_running,):
         raise ValueError(
-            f"{name}.choose returned depths of shape {array.shape}, expected ({state.num_running},): "
-            "one depth for each running sequence."
+            f"{name}.choose returned depths of shape {array.shape}, expected "
+            f"({state.num_running},): one depth for each running sequence."
         )
-    if array.dtype != np.int64:
-        whole = array.dtype.kind in "iuf" and np.isfinite(array).all()
-        if not whole or not np.array_equal(array, np.floor(array)):
-            raise ValueError(
-                f"{name}.choose returned {array.tolist()}, expected whole numbers in 0..{top}."
-            )
-        array = array.astype(np.int64)
-    if array.size and (array.min() < 0 or array.max() > top):
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{name}.choose returned {array.dtype}, expected whole numbers in 0..{top}.")
+    outside = ~((array >= 0) & (array <= top))  # NaN is outside too
+    if outside.any():
         raise ValueError(
-            f"{name}.choose returned a depth of {array.max() if array.max() > top else array.min()}, "
-            f"expected 0..{top} (max_num_speculative_tokens)."
+            f"{name}.choose returned a depth of {array[outside][0]}, expected whole numbers in "
+            f"0..{top} (max_num_speculative_tokens)."
         )
-    return array
+    whole = array.astype(np.int64, copy=False)
+    if array.dtype.kind == "f" and not np.array_equal(whole, array):
+        raise ValueError(
+            f"{name}.choose returned a depth of {array[whole != array][0]}, expected whole numbers in "
+            f"0..{top}."
+        )
+    return whole

@@ -78,7 +78,7 @@ def test_what_is_no_whole_number_is_refused(make_state: Any, depths: Any) -> Non
 def test_depths_out_of_range_are_refused_with_the_culprit(
     make_state: Any, bad: int, shown: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"a depth of {shown}, expected 0\.\.8"):
+    with pytest.raises(ValueError, match=rf"a depth of {shown}, expected whole numbers in 0\.\.8"):
         check_depths([0, 1, 2, bad], make_state(4), Off())
 
 
