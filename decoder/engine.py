@@ -6,7 +6,6 @@ tokens are the runner's business.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,19 @@ from numpy.typing import NDArray
 
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DepthScheduler, check_depths, check_lawful
-from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState, SequenceHistory
+from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
 
+from .batch import Batch
 from .clock import Clock
 from .config import EngineConfig, SamplingParams
+from .delivery import Delivery
 from .kv_cache import BlockPool
 from .metrics import EngineMetrics
-from .request import FinishReason, GenerationResult, Request, RequestMetrics, TokenDelta
+from .request import GenerationResult, Request, TokenDelta
 from .runner import ModelRunner, Offer, RoundPlan, RoundResult
 from .sequences import SequenceTable
-from .tokenizers import Detokenizer, decode
+from .text_end import TextEnd
+from .tokenizers import Detokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,24 +91,16 @@ class Engine:
         self.pool = pool
         self.clock = clock
         self.cost = cost
-        self.tokenizer = tokenizer
         self.metrics = EngineMetrics(config.max_num_speculative_tokens)
-        self.history = SequenceHistory(config.max_num_seqs, config.max_num_speculative_tokens)
-        self.waiting: deque[Request] = deque()
+        self.batch = Batch(config, runner, sequences, pool)
         self.round_index = 0
-        self.collect_deltas = False
-        """Whether rounds note `TokenDelta`s for `take_deltas`."""
-        self._end_tokens: Ints = np.array(sorted(set(end_token_ids)), np.int64)
-        self._running: dict[int, Request] = {}
-        self._order: Ints = EMPTY
-        """Active slots, longest admitted first."""
-        self._observe_s = 0.0
+        self._text_end = TextEnd(end_token_ids)
+        self._delivery = Delivery(tokenizer, self._text_end)
         self._scheduler: DepthScheduler | None = None
-        self._finished: list[GenerationResult] = []
-        self._deltas: list[TokenDelta] = []
+        self._open: _OpenRound | None = None
+        self._observe_s = 0.0
         self._aborts: set[str] = set()
         self._next_number = 0
-        self._open: _OpenRound | None = None
 
     # ---------------------------------------------------------------- requests
 
@@ -116,7 +110,7 @@ class Engine:
         Raises:
             ValueError: it would bend the law of a request in the engine.
         """
-        for request in (*self.waiting, *self._running.values()):
+        for request in self.batch.requests():
             self._check_lawful(scheduler, request.sampling)
         self._scheduler = scheduler
 
@@ -142,31 +136,30 @@ class Engine:
         self._check_request(tokens, sampling)
         if self._scheduler is not None:
             self._check_lawful(self._scheduler, sampling)
-        number = self._next_number
-        name = str(number) if request_id is None else request_id
-        if any(name == r.request_id for r in (*self.waiting, *self._running.values())):
+        name = str(self._next_number) if request_id is None else request_id
+        if self._has(name):
             raise ValueError(
                 f"A request with the id {name!r} is still in the engine; choose another id."
             )
-        self._next_number += 1
         request = Request(
             request_id=name,
-            number=number,
+            number=self._next_number,
             prompt_token_ids=tokens,
             sampling=sampling,
             arrival_s=self.clock.now() if arrival_s is None else arrival_s,
         )
         if sampling.stop:
-            assert self.tokenizer is not None
-            request.detokenizer = Detokenizer(self.tokenizer, sampling.stop)
-        self.waiting.append(request)
+            assert self._delivery.tokenizer is not None
+            request.detokenizer = Detokenizer(self._delivery.tokenizer, sampling.stop)
+        self._next_number += 1
+        self.batch.waiting.append(request)
         return request
 
     def abort(self, request_id: str) -> bool:
         """Drop a request at the end of the current round; False if it is not here. What it has
         generated comes out with `finish_reason="abort"`.
         """
-        if not any(request_id == r.request_id for r in (*self.waiting, *self._running.values())):
+        if not self._has(request_id):
             return False
         self._aborts.add(request_id)
         if self._open is None:
@@ -177,28 +170,40 @@ class Engine:
         """Drop every request and any round under way."""
         if self._open is not None:
             self.cancel_round()
-        self._aborts.update(r.request_id for r in (*self.waiting, *self._running.values()))
+        self._aborts.update(request.request_id for request in self.batch.requests())
         self._carry_out_aborts()
 
     @property
     def num_running(self) -> int:
         """Sequences in slots, prefilling ones included."""
-        return len(self._order)
+        return len(self.batch.order)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self.batch.waiting)
 
     @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self.waiting or self._running)
+        return bool(self.num_running or self.num_waiting)
+
+    @property
+    def collect_deltas(self) -> bool:
+        """Whether rounds keep `TokenDelta`s for `take_deltas`."""
+        return self._delivery.collect_deltas
+
+    @collect_deltas.setter
+    def collect_deltas(self, collect: bool) -> None:
+        self._delivery.collect_deltas = collect
 
     def take_finished(self) -> list[GenerationResult]:
         """Results since the last call."""
-        finished, self._finished = self._finished, []
-        return finished
+        return self._delivery.take_finished()
 
     def take_deltas(self) -> list[TokenDelta]:
         """Tokens committed since the last call, if `collect_deltas`."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        return self._delivery.take_deltas()
 
     # ------------------------------------------------------------------ rounds
 
@@ -230,30 +235,25 @@ class Engine:
                 "begin_round was called twice; finish_round or cancel_round comes first."
             )
         start_s = self.clock.now()
-        self._admit()
-        if not len(self._order):
+        self.batch.admit()
+        order, seqs = self.batch.order, self.seqs
+        if not len(order):
             return None
-        seqs, order = self.seqs, self._order
-        pending = seqs.num_tokens[order] - seqs.num_computed[order]
         # Every sequence may decode; what is left of the budget goes to prompts, oldest first.
-        extra = pending - 1
-        before = np.cumsum(extra) - extra
+        extra = seqs.num_tokens[order] - seqs.num_computed[order] - 1
         budget = max(self.config.max_num_batched_tokens - len(order), 1)
-        granted = np.clip(budget - before, 0, extra)
+        granted = np.clip(budget - (np.cumsum(extra) - extra), 0, extra)
         decodes = granted == extra
         chunked = ~decodes & (granted > 0)
         slots = order[decodes]
-        top = self.config.max_num_speculative_tokens
-        offer = self.runner.offer(slots, top)
+        context = (seqs.num_computed[order] + granted)[decodes | chunked].sum() + len(slots)
         opened = _OpenRound(
             slots=slots,
             chunk_slots=order[chunked],
             chunk_lengths=granted[chunked],
             num_prefill_tokens=int(granted.sum()),
-            num_context_tokens=int(
-                (seqs.num_computed[order] + granted)[decodes | chunked].sum() + len(slots)
-            ),
-            offer=offer,
+            num_context_tokens=int(context),
+            offer=self.runner.offer(slots, self.config.max_num_speculative_tokens),
             start_s=start_s,
         )
         self._open = opened
@@ -287,8 +287,8 @@ class Engine:
     def cancel_round(self) -> None:
         """Drop a round that was begun and not finished: no token is committed, blocks roll back."""
         self._open = None
-        if len(self._order):
-            self.pool.shrink(self._order, self.seqs.num_tokens[self._order])
+        order = self.batch.order
+        self.pool.shrink(order, self.seqs.num_tokens[order])
 
     # ------------------------------------------------------------ parts of a round
 
@@ -297,31 +297,8 @@ class Engine:
             raise RuntimeError("No depth scheduler; call set_scheduler first.")
         return self._scheduler.choose(state) if state.num_running else EMPTY
 
-    def _admit(self) -> None:
-        """Move waiting requests into free slots while the pool holds their tokens and leaves every
-        running sequence a block to grow into: or a victim would come back only to be evicted again.
-        """
-        while self.waiting and len(self._order) < self.config.max_num_seqs:
-            request = self.waiting[0]
-            length = len(request.prompt_token_ids) + len(request.generated)
-            needed = -(-length // self.pool.block_size)
-            if self._running and needed + len(self._order) > self.pool.num_free:
-                return
-            self.waiting.popleft()
-            slot = int(np.flatnonzero(~self.seqs.active)[0])
-            at = np.array([slot])
-            self.seqs.start(slot, request)
-            self.pool.grow(at, np.array([length]))
-            self.history.reset(at)
-            if request.history is not None:
-                self.history.restore(slot, request.history)
-                request.history = None
-            self._running[slot] = request
-            self._order = np.append(self._order, slot)
-            self.runner.start(slot, request)
-
     def _state(self, opened: _OpenRound) -> RoundState:
-        seqs, history, slots, config = self.seqs, self.history, opened.slots, self.config
+        seqs, history, slots, config = self.seqs, self.batch.history, opened.slots, self.config
         positions = seqs.num_tokens[slots]
         remaining = seqs.max_tokens[slots] - positions
         length = opened.offer.length
@@ -354,7 +331,7 @@ class Engine:
             target_top1=history.target_top1[slots],
             target_entropy=history.target_entropy[slots],
             round_index=self.round_index,
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.batch.waiting),
             num_prefill_tokens=opened.num_prefill_tokens,
             num_context_tokens=opened.num_context_tokens,
             kv_used_fraction=self.pool.used_fraction,
@@ -368,78 +345,38 @@ class Engine:
         )
 
     def _plan(self, opened: _OpenRound, asked: Ints) -> RoundPlan:
-        """Settle depths, find blocks for them, preempting the youngest if need be, and fix the plan."""
-        assert opened.state is not None
-        wanted = np.minimum(asked, opened.state.max_depths)
-        rows = np.arange(len(asked))
-        while True:
-            slots, depths = opened.slots[rows], wanted[rows]
-            lengths = self.seqs.num_tokens[slots]
-            if self.config.lookahead == "clip":
-                depths = self._clip(slots, lengths, depths)
-            # The bonus token's own KV is written in the next round: length + depth is enough.
-            if int(self.pool.missing(slots, lengths + depths).sum()) <= self.pool.num_free:
-                break
-            victim = int(self._order[-1])
-            rows = rows[slots != victim]
-            others = opened.chunk_slots != victim
-            opened.num_preempted_prefills += len(others) - int(others.sum())
-            opened.chunk_slots = opened.chunk_slots[others]
-            opened.chunk_lengths = opened.chunk_lengths[others]
-            self._preempt(victim)
-        self.pool.grow(slots, lengths + depths)
+        """Settle depths, find blocks for them, and fix who takes part."""
+        state, scheduler = opened.state, self._scheduler
+        assert state is not None
+        rows, depths, victims = self.batch.reserve(
+            opened.slots, np.minimum(asked, state.max_depths)
+        )
+        stays = ~np.isin(opened.chunk_slots, victims)
+        opened.num_preempted_prefills = len(victims) - (len(asked) - len(rows))
+        slots = opened.slots[rows]
         # Before the run: a round that fails after its draws must not draw the same again.
         self.seqs.attempt[slots] += 1
-        state, scheduler = opened.state, self._scheduler
         keep_drafting = getattr(scheduler, "keep_drafting", None)
         trim = getattr(scheduler, "trim", None)
         return RoundPlan(
             slots=slots,
             rows=rows,
             depths=depths,
-            prefill_slots=opened.chunk_slots,
-            prefill_lengths=opened.chunk_lengths,
+            prefill_slots=opened.chunk_slots[stays],
+            prefill_lengths=opened.chunk_lengths[stays],
             keep_drafting=keep_drafting and (lambda signals: keep_drafting(state, signals)),
             trim=trim and (lambda signals: trim(state, signals)),
         )
 
-    def _clip(self, slots: Ints, lengths: Ints, depths: Ints) -> Ints:
-        """Cut depths to free blocks, the youngest's first; what a sequence holds already is its own."""
-        pool = self.pool
-        must = pool.missing(slots, lengths)
-        spare = max(pool.num_free - int(must.sum()), 0)
-        wanted = pool.missing(slots, lengths + depths) - must
-        granted = np.clip(spare - (np.cumsum(wanted) - wanted), 0, wanted)
-        room = (pool.num_allocated[slots] + must + granted) * pool.block_size
-        clipped: Ints = np.minimum(depths, room - lengths)
-        return clipped
-
-    def _preempt(self, slot: int) -> None:
-        """Send a sequence back to the head of the queue; its text so far is kept and recomputed."""
-        request = self._leave(slot)
-        request.history = self.history.save(slot)
-        request.num_preemptions += 1
-        self.waiting.appendleft(request)
-
-    def _leave(self, slot: int) -> Request:
-        """Take the sequence out of its slot."""
-        at = np.array([slot])
-        request = self._running.pop(slot)
-        self.seqs.stop(slot, request)
-        self.pool.release(at)
-        self.runner.stop(at)
-        self._order = self._order[self._order != slot]
-        return request
-
     def _commit(
         self, opened: _OpenRound, asked: Ints, plan: RoundPlan, result: RoundResult
     ) -> RoundOutcome:
+        """Add the tokens that stand, remember what was seen, and let go of those that ended."""
         seqs, slots, clock = self.seqs, plan.slots, self.clock
         draft_s, verify_s = clock.pass_times(result.work, result.draft_s, result.verify_s)
         now = clock.now()
         lengths = seqs.num_tokens[slots]
-        count = self._count_committed(slots, lengths, result)
-        stopped = self._stop_strings(slots, count, result) if self._any_stop else {}
+        count, reasons = self._text_end.cut(self.batch, slots, result)
         ends = lengths + count
         rows = np.repeat(np.arange(len(slots)), count)
         columns = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
@@ -448,19 +385,20 @@ class Engine:
         seqs.num_computed[slots] = ends - 1
         seqs.num_computed[plan.prefill_slots] += plan.prefill_lengths
         first = np.isnan(seqs.first_token_s[slots])
-        if first.any():
-            seqs.first_token_s[slots[first]] = now
+        seqs.first_token_s[slots[first]] = now
         accepted = np.minimum(result.num_accepted, count)
         signals = self._note_history(opened, plan, result, accepted)
         used = self.pool.used_fraction
         self.pool.shrink(slots, ends)
-        reasons = self._finish_reasons(slots, ends, stopped)
         if self.collect_deltas:
-            self._note_deltas(slots, lengths, ends, reasons)
+            for row, slot in enumerate(slots.tolist()):
+                new = seqs.tokens[slot, lengths[row] : ends[row]].tolist()
+                self._delivery.note(self.batch[slot].request_id, new, reasons.get(row))
         finished = np.zeros(len(slots), np.bool_)
         for row, reason in reasons.items():
             finished[row] = True
-            self._finish(int(slots[row]), reason, now)
+            request = self.batch.leave(int(slots[row]))
+            self._delivery.finish(request, reason, now, self.metrics)
         observe_s, self._observe_s = self._observe_s, 0.0
         schedule_s = opened.run_s - opened.shown_s + observe_s
         total_s = clock.now() - opened.start_s + observe_s
@@ -486,7 +424,7 @@ class Engine:
             num_context_tokens=work.num_context_tokens,
             draft_pass_sequences=work.draft_pass_sequences,
             num_catch_up_tokens=work.num_catch_up_tokens,
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.batch.waiting),
             kv_used_fraction=used,
             start_s=opened.start_s,
             draft_s=draft_s,
@@ -495,41 +433,11 @@ class Engine:
             other_s=max(total_s - draft_s - verify_s - schedule_s, 0.0),
         )
 
-    def _count_committed(self, slots: Ints, lengths: Ints, result: RoundResult) -> Ints:
-        """Tokens of each sequence up to the first end: of the budget, a recording, or an end token."""
-        seqs = self.seqs
-        limit = np.minimum(seqs.max_tokens[slots], seqs.end_at[slots]) - lengths
-        count = np.minimum(result.num_accepted + 1, limit)
-        if len(self._end_tokens) and len(slots):
-            width = result.tokens.shape[1]
-            ends = np.isin(result.tokens, self._end_tokens) & ~seqs.ignore_eos[slots][:, None]
-            ends &= np.arange(width) < count[:, None]
-            count = np.where(ends.any(1), ends.argmax(1) + 1, count)
-        return count
-
-    @property
-    def _any_stop(self) -> bool:
-        return any(request.detokenizer is not None for request in self._running.values())
-
-    def _stop_strings(self, slots: Ints, count: Ints, result: RoundResult) -> dict[int, bool]:
-        """Shorten `count` in place where a stop string completes; returns those rows."""
-        stopped = {}
-        for row, slot in enumerate(slots.tolist()):
-            watcher = self._running[slot].detokenizer
-            if watcher is None:
-                continue
-            before = watcher.num_tokens
-            watcher.append(result.tokens[row, : count[row]].tolist())
-            if watcher.stopped:
-                count[row] = watcher.num_tokens - before
-                stopped[row] = True
-        return stopped
-
     def _note_history(
         self, opened: _OpenRound, plan: RoundPlan, result: RoundResult, accepted: Ints
     ) -> tuple[Floats, Floats, Floats]:
         """Remember acceptance and signals; returns the draft signals up to the first rejection."""
-        history, slots, top = self.history, plan.slots, self.config.max_num_speculative_tokens
+        history, slots, top = self.batch.history, plan.slots, self.config.max_num_speculative_tokens
         history.update(slots, result.num_drafted, accepted)
         history.last_match_length[slots] = opened.offer.match_length[plan.rows]
         history.target_top1[slots] = result.target_top1
@@ -550,89 +458,24 @@ class Engine:
             kept[slots[drew]] = signal[drew]
         return shown[0], shown[1], shown[2]
 
-    def _finish_reasons(
-        self, slots: Ints, ends: Ints, stopped: dict[int, bool]
-    ) -> dict[int, FinishReason]:
-        seqs = self.seqs
-        last = seqs.tokens[slots, ends - 1]
-        at_end = (ends >= seqs.end_at[slots]) | (
-            np.isin(last, self._end_tokens) & ~seqs.ignore_eos[slots]
-        )
-        for row in stopped:
-            at_end[row] = True
-        over = at_end | (ends >= seqs.max_tokens[slots])
-        return {row: "stop" if at_end[row] else "length" for row in np.flatnonzero(over).tolist()}
-
-    def _note_deltas(
-        self, slots: Ints, lengths: Ints, ends: Ints, reasons: dict[int, FinishReason]
-    ) -> None:
-        for row, (slot, start, end) in enumerate(
-            zip(slots.tolist(), lengths.tolist(), ends.tolist(), strict=True)
-        ):
-            self._deltas.append(
-                TokenDelta(
-                    request_id=self._running[slot].request_id,
-                    token_ids=self.seqs.tokens[slot, start:end].tolist(),
-                    finish_reason=reasons.get(row),
-                )
-            )
-
-    def _finish(self, slot: int, reason: FinishReason, now: float) -> None:
-        drafted = int(self.history.num_drafted_tokens[slot])
-        accepted = int(self.history.num_accepted_tokens[slot])
-        self._deliver(self._leave(slot), reason, drafted, accepted, now)
-
-    def _deliver(
-        self, request: Request, reason: FinishReason, drafted: int, accepted: int, now: float
-    ) -> None:
-        metrics = RequestMetrics(
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_generated_tokens=len(request.generated),
-            num_rounds=request.num_rounds,
-            num_drafted_tokens=drafted,
-            num_accepted_tokens=accepted,
-            num_preemptions=request.num_preemptions,
-            arrival_s=request.arrival_s,
-            first_token_s=request.first_token_s,
-            finished_s=now,
-        )
-        self.metrics.on_finished(metrics)
-        self._finished.append(
-            GenerationResult(
-                request_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids.tolist(),
-                token_ids=request.generated,
-                text=self._text(request),
-                finish_reason=reason,
-                metrics=metrics,
-            )
-        )
-
-    def _text(self, request: Request) -> str | None:
-        if self.tokenizer is None:
-            return None
-        if request.detokenizer is not None and request.detokenizer.stopped:
-            return request.detokenizer.text
-        tokens = request.generated
-        if tokens and not request.sampling.ignore_eos and tokens[-1] in self._end_tokens:
-            tokens = tokens[:-1]
-        return decode(self.tokenizer, tokens)
-
     def _carry_out_aborts(self) -> None:
         for name in self._aborts:
-            for request in list(self.waiting):
-                if request.request_id == name:
-                    self.waiting.remove(request)
-                    counts = request.history or {}
-                    drafted = int(counts.get("num_drafted_tokens", 0))
-                    accepted = int(counts.get("num_accepted_tokens", 0))
-                    self._deliver(request, "abort", drafted, accepted, self.clock.now())
-            for slot, request in list(self._running.items()):
-                if request.request_id == name:
-                    self._finish(slot, "abort", self.clock.now())
+            slot = self.batch.slot_of(name)
+            if slot is not None:
+                request = self.batch.leave(slot)
+            else:
+                found = [r for r in self.batch.waiting if r.request_id == name]
+                if not found:
+                    continue  # it ended by itself in this round
+                request = found[0]
+                self.batch.waiting.remove(request)
+            self._delivery.finish(request, "abort", self.clock.now(), self.metrics)
         self._aborts.clear()
 
     # ---------------------------------------------------------------- checks
+
+    def _has(self, request_id: str) -> bool:
+        return any(request_id == request.request_id for request in self.batch.requests())
 
     def _check_request(self, tokens: Ints, sampling: SamplingParams) -> None:
         total = len(tokens) + sampling.max_new_tokens
@@ -651,7 +494,7 @@ class Engine:
                 f"{needed} KV blocks of {self.pool.block_size} tokens, the pool has "
                 f"{self.pool.num_blocks}; raise kv_cache_bytes or num_kv_blocks."
             )
-        if sampling.stop and self.tokenizer is None:
+        if sampling.stop and self._delivery.tokenizer is None:
             raise ValueError("Stop strings need a tokenizer, and this model folder has none.")
         if sampling.temperature > 0 and self.config.verification == "greedy":
             raise ValueError(

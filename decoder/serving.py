@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
 from specdepth.scheduler.depth import DepthScheduler
 from specdepth.scheduler.state import Floats, RoundOutcome
 
+from .arrivals import OpenLoop
 from .engine import Engine
 from .metrics import EngineMetrics
 from .request import GenerationResult
-from .workload import OpenLoop, Workload
+from .workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,7 @@ def _run(
         due = workload.arrivals(
             now_s=now_s,
             num_running=engine.num_running,
-            num_waiting=len(engine.waiting),
+            num_waiting=engine.num_waiting,
             num_finished=len(done),
         )
         for index in range(len(done) + len(inside), len(done) + len(inside) + due):
@@ -129,7 +131,8 @@ def _run(
             moment = workload.next_arrival_s(now_s, num_finished=len(done))
             if moment is None:
                 raise RuntimeError(f"{len(requests) - len(done)} requests never become due.")
-            clock.wait_until(start_s + moment)
+            # One step further, or rounding could leave the moment just ahead for ever.
+            clock.wait_until(float(np.nextafter(start_s + moment, np.inf)))
             mark_s, mark_cpu_s = clock.now(), time.thread_time()
             continue
         on_round(outcome)

@@ -23,7 +23,7 @@ def law_signals(logits: Tensor, with_margin: bool = False) -> Floats:
         float64 [2, N] or [3, N] on the host.
     """
     step = ROWS_IN_CACHE if logits.device.type == "cpu" else max(len(logits), 1)
-    parts = [_signals(rows, with_margin) for rows in logits.split(step)]
+    parts = [_signals(rows, with_margin) for rows in torch.split(logits, step)]
     result: Floats = torch.cat(parts, 1).double().cpu().numpy()
     return result
 

@@ -163,7 +163,7 @@ class LiveDecodeEnv(gymnasium.Env[Observation, Actions]):
         self._cap: int | None = None
 
     @property
-    def spec(self) -> EnvSpec | None:  # type: ignore[override]
+    def spec(self) -> EnvSpec | None:
         """How it was made."""
         return self._spec
 
@@ -198,13 +198,12 @@ class LiveDecodeEnv(gymnasium.Env[Observation, Actions]):
         """
         super().reset(seed=seed)
         chosen = self._chosen(options or {})
-        workload = self._draw(_checked_workload(chosen["workload"]))
+        source = _checked_workload(chosen["workload"])
+        workload = self._draw(source)
         self._cap = _checked_rounds(chosen["max_rounds"])
         price = _checked_price(chosen["seconds_per_token"])
         if price is None:
-            source = chosen["workload"]
-            config = source if isinstance(source, WorkloadConfig) else None
-            price = self._default_price(config)
+            price = self._default_price(source)
         self._price = price
         self._run = WorkloadRun(self.decoder.engine, workload)
         state = self._run.next_decision()
@@ -281,8 +280,9 @@ class LiveDecodeEnv(gymnasium.Env[Observation, Actions]):
             self._prompts = PromptPool(self.decoder)
         return self._prompts.workload(workload, self.np_random, self._sampling)
 
-    def _default_price(self, config: WorkloadConfig | None) -> float:
-        load = self.num_slots if config is None else min(config.typical_load, self.num_slots)
+    def _default_price(self, source: Workload | WorkloadConfig) -> float:
+        typical = source.typical_load if isinstance(source, WorkloadConfig) else self.num_slots
+        load = min(typical, self.num_slots)
         return depth_0_seconds_per_token(self.decoder.engine.cost, load)
 
 

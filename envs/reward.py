@@ -91,7 +91,8 @@ def slot_rewards(
     """
     added = added_s(state, outcome, cost)
     rest = (elapsed_s - added.sum()) / max(len(added), 1)
-    return outcome.num_committed - (added + rest) / seconds_per_token
+    rewards: Floats = outcome.num_committed - (added + rest) / seconds_per_token
+    return rewards
 
 
 class ReferenceRate:

@@ -129,7 +129,7 @@ class PromptPool:
         for prompt in prompts:
             kind = prompt.kind if isinstance(prompt, Prompt) else ""
             by_kind.setdefault(kind, []).append(tuple(self._tokens(decoder, prompt)))
-        if any(not tokens for tokens in sum(by_kind.values(), [])):
+        if not all(tokens for kind in by_kind.values() for tokens in kind):
             raise ValueError("prompts must not be empty; at least one token is needed.")
         self._by_kind = by_kind
         self._kinds = tuple(by_kind)

@@ -114,7 +114,7 @@ class WorkloadRun:
         due = self.workload.arrivals(
             now_s=self.now_s,
             num_running=self.engine.num_running,
-            num_waiting=len(self.engine.waiting),
+            num_waiting=self.engine.num_waiting,
             num_finished=self.num_finished,
         )
         for request in self.workload.requests[self.num_released : self.num_released + due]:

@@ -127,12 +127,10 @@ def test_a_position_has_one_fate_whatever_the_depth_and_the_way_there(
     for t in range(start):
         other.offer(t, 3)
     assert one.proposed(start, depth) == other.proposed(start)[:depth]
-    # The token that was wrong here is wrong from each later start as well.
+    # The token that is wrong from here is wrong from the next position as well.
     accepted = one.accepted(start)
-    assert [one.accepted(start + i) for i in range(1, accepted + 1)][:-1] == [
-        min(accepted - i, 60 - start - i) if accepted < K else one.accepted(start + i)
-        for i in range(1, accepted + 1)
-    ][:-1]
+    if 0 < accepted < min(K, 60 - start):
+        assert one.accepted(start + 1) == accepted - 1
 
 
 def test_seed_and_prompt_change_the_fates_and_text_length_does_not() -> None:
@@ -144,11 +142,12 @@ def test_seed_and_prompt_change_the_fates_and_text_length_does_not() -> None:
     assert fates() != fates(seed=1)
 
 
-def _long_run(law: LookupLaw) -> tuple[np.ndarray, np.ndarray]:
-    """Match length, and whether the proposed token is right, at each of 40,000 positions."""
+@pytest.fixture(scope="module")
+def long_run() -> tuple[np.ndarray, np.ndarray]:
+    """Match length, and whether the proposed token is right, at each of 30,000 positions."""
     rng = np.random.default_rng(0)
     match, right = [], []
-    for seed in range(80):
+    for seed in range(60):
         table = SequenceTable(1, 1024)
         text = rng.integers(0, 50, 500)
         drafter = RecordedText(
@@ -156,7 +155,7 @@ def _long_run(law: LookupLaw) -> tuple[np.ndarray, np.ndarray]:
             [(PROMPT, text.tolist())],
             vocab_size=50,
             device=torch.device("cpu"),
-            law=law,
+            law=SMOLLM2_LOOKUP,
             seed=seed,
         )
         request = Request(
@@ -176,18 +175,22 @@ def _long_run(law: LookupLaw) -> tuple[np.ndarray, np.ndarray]:
     return np.array(match), np.array(right)
 
 
-def test_acceptance_by_match_length_and_shares_are_those_of_the_trace() -> None:
-    match, right = _long_run(SMOLLM2_LOOKUP)
+def test_acceptance_by_match_length_and_shares_are_those_of_the_trace(
+    long_run: tuple[np.ndarray, np.ndarray],
+) -> None:
+    match, right = long_run
     rates = [right[match == m].mean() for m in range(1, 5)]
-    # 40,000 positions, 3,000 of the rarest length: three standard errors are 0.027.
-    assert rates == pytest.approx(SMOLLM2_LOOKUP.accept, abs=0.03)
+    # 30,000 positions, 2,100 of the rarest length: three standard errors are 0.03.
+    assert rates == pytest.approx(SMOLLM2_LOOKUP.accept, abs=0.035)
     assert not right[match == 0].any()
     shares = np.bincount(match, minlength=5) / len(match)
-    assert shares == pytest.approx([0.16, 0.19, 0.10, 0.07, 0.47], abs=0.04)
+    assert shares == pytest.approx([0.16, 0.19, 0.10, 0.07, 0.47], abs=0.05)
 
 
-def test_a_match_grows_by_one_while_it_is_right_and_stays_at_the_longest() -> None:
-    match, right = _long_run(SMOLLM2_LOOKUP)
+def test_a_match_grows_by_one_while_it_is_right_and_stays_at_the_longest(
+    long_run: tuple[np.ndarray, np.ndarray],
+) -> None:
+    match, right = long_run
     inner = np.arange(len(match) - 1) % 500 != 499
     went_on = right[:-1] & inner
     assert (match[1:][went_on] == np.minimum(match[:-1][went_on] + 1, 4)).all()

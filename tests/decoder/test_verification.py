@@ -234,10 +234,10 @@ def test_a_residual_that_rounding_emptied_falls_back_to_the_target():
         DraftProbs(draft, torch.tensor([[0]])),
         torch.tensor([1]),
         torch.tensor([[1 - 2.0**-53]], dtype=torch.float64),
-        torch.tensor([0.25], dtype=torch.float64),
+        torch.tensor([0.75], dtype=torch.float64),
     )
     assert result.num_accepted.tolist() == [0]
-    assert result.token_ids[0, 0] == 0
+    assert result.token_ids[0, 0] == 1
 
 
 def test_a_rejected_lookup_token_never_comes_back():

@@ -1,0 +1,131 @@
+"""Who runs and who waits: slots, queue, and the KV blocks that both compete for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from specdepth.scheduler.state import Ints, SequenceHistory
+
+from .config import EngineConfig
+from .kv_cache import BlockPool
+from .request import Request
+from .runner import ModelRunner
+from .sequences import SequenceTable
+
+
+class Batch:
+    """Running sequences in their slots, and the requests behind them.
+
+    Attributes:
+        waiting: requests without a slot, next one first.
+        order: int64 [running] active slots, longest admitted first.
+        history: acceptance of the running sequences.
+    """
+
+    def __init__(
+        self, config: EngineConfig, runner: ModelRunner, seqs: SequenceTable, pool: BlockPool
+    ) -> None:
+        self.seqs, self.pool = seqs, pool
+        self.history = SequenceHistory(config.max_num_seqs, config.max_num_speculative_tokens)
+        self.waiting: deque[Request] = deque()
+        self.order: Ints = np.zeros(0, np.int64)
+        self._config, self._runner = config, runner
+        self._running: dict[int, Request] = {}
+
+    def __getitem__(self, slot: int) -> Request:
+        """Request in `slot`."""
+        return self._running[slot]
+
+    def requests(self) -> Iterator[Request]:
+        """All requests, waiting and running."""
+        yield from self.waiting
+        yield from self._running.values()
+
+    def slot_of(self, request_id: str) -> int | None:
+        """Slot of a running request."""
+        for slot, request in self._running.items():
+            if request.request_id == request_id:
+                return slot
+        return None
+
+    def admit(self) -> None:
+        """Move waiting requests into free slots while the pool holds their tokens and leaves every
+        running sequence a block to grow into: or a victim would come back only to be evicted again.
+        """
+        while self.waiting and len(self.order) < self._config.max_num_seqs:
+            request = self.waiting[0]
+            length = len(request.prompt_token_ids) + len(request.generated)
+            needed = -(-length // self.pool.block_size)
+            if len(self.order) and needed + len(self.order) > self.pool.num_free:
+                return
+            self.waiting.popleft()
+            slot = int(self.seqs.active.argmin())
+            at = np.array([slot])
+            self.seqs.start(slot, request)
+            self.pool.grow(at, np.array([length]))
+            self.history.reset(at)
+            if request.history is not None:
+                self.history.restore(slot, request.history)
+                request.history = None
+            self._running[slot] = request
+            self.order = np.append(self.order, slot)
+            self._runner.start(slot, request)
+
+    def leave(self, slot: int) -> Request:
+        """Take the sequence out of its slot; its request knows its tokens and history again."""
+        at = np.array([slot])
+        request = self._running.pop(slot)
+        self.seqs.stop(slot, request)
+        request.history = self.history.save(slot)
+        self.pool.release(at)
+        self._runner.stop(at)
+        self.order = self.order[self.order != slot]
+        return request
+
+    def preempt_youngest(self) -> int:
+        """Send the last admitted sequence back to the head of the queue, to be recomputed later with
+        the same text; returns the slot that it had.
+        """
+        victim = int(self.order[-1])
+        request = self.leave(victim)
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+        return victim
+
+    def reserve(self, slots: Ints, wanted: Ints) -> tuple[Ints, Ints, list[int]]:
+        """Give each sequence blocks for the tokens that it may commit, preempting if need be.
+
+        Args:
+            slots: [R] decoding sequences, oldest first.
+            wanted: [R] their depths.
+
+        Returns:
+            Rows of `slots` that still run, their depths, and the slots that were preempted.
+        """
+        rows = np.arange(len(slots))
+        victims: list[int] = []
+        while True:
+            stay, depths = slots[rows], wanted[rows]
+            lengths = self.seqs.num_tokens[stay]
+            if self._config.lookahead == "clip":
+                depths = self._clip(stay, lengths, depths)
+            # The bonus token's own KV is written in the next round: length + depth is enough.
+            if int(self.pool.missing(stay, lengths + depths).sum()) <= self.pool.num_free:
+                self.pool.grow(stay, lengths + depths)
+                return rows, depths, victims
+            victims.append(self.preempt_youngest())
+            rows = rows[stay != victims[-1]]
+
+    def _clip(self, slots: Ints, lengths: Ints, depths: Ints) -> Ints:
+        """Cut depths to free blocks, the youngest's first; a block held already is its holder's."""
+        pool = self.pool
+        must = pool.missing(slots, lengths)
+        spare = max(pool.num_free - int(must.sum()), 0)
+        wanted = pool.missing(slots, lengths + depths) - must
+        granted = np.clip(spare - (np.cumsum(wanted) - wanted), 0, wanted)
+        room = (pool.num_allocated[slots] + must + granted) * pool.block_size
+        clipped: Ints = np.minimum(depths, room - lengths)
+        return clipped
