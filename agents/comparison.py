@@ -21,6 +21,8 @@ from .results import ResultRow, rows_from_metrics
 OFF = "off"
 MIN_REQUESTS = 4
 """Below, no interval is given: so few requests say nothing about others."""
+BUSY_MACHINE = 1.1
+"""Ratio between the largest and the smallest wait for a core that readers are told of."""
 
 
 class LoadRuns:
@@ -145,6 +147,23 @@ class Comparison:
             + ". Intervals are over requests and do not cover the noise of the machine."
         )
 
+    def machine_noise(self) -> list[str]:
+        """A sentence if others used the machine unevenly; CPU time tells."""
+        if not self.has_cpu_time:
+            return []
+        waits = [
+            run.makespan_s[name] / max(run.cpu_s[name], 1e-12)
+            for run in self.runs.values()
+            for name in run.policies
+        ]
+        if not waits or max(waits) < BUSY_MACHINE * min(waits):
+            return []
+        return [
+            f"The machine was busy with other things: runs took {min(waits):.2f} to "
+            f"{max(waits):.2f} times their CPU time. Trust CPU time here, and repeat on a quiet "
+            "machine for wall time."
+        ]
+
     @property
     def loads(self) -> list[int]:
         """Loads with results, ascending."""
@@ -168,7 +187,7 @@ class Comparison:
         return found
 
     def best_fixed(self, load: int) -> str:
-        """The fixed depth, "off" included, with the highest throughput in these very runs.
+        """The fixed depth, "off" included, that was fastest in these very runs, by CPU time if known.
 
         Chosen on the runs that it is judged by, so it flatters the fixed depths a little.
 

@@ -125,6 +125,7 @@ def evaluate(
             f"This took {elapsed_s():.0f} s instead of {budget_s:.0f} s: not even one block of each "
             "load fits into less."
         )
+    # With one thread on a CPU, the thread's own time is all the work.
     is_one_thread = decoder.target.device.type == "cpu" and torch.get_num_threads() == 1
     found = Comparison(
         runs={load: run for load, run in runs.items() if run.num_blocks},
@@ -133,6 +134,7 @@ def evaluate(
         notes=notes,
     )
     notes.insert(0, found.what_was_done)
+    notes.extend(found.machine_noise())
     return found
 
 
@@ -155,7 +157,7 @@ def _warm_up(
                 prompt_token_ids=request.prompt_token_ids[:8],
                 sampling=replace(request.sampling, max_new_tokens=4, stop=(), ignore_eos=True),
             )
-            for request in (requests * load)[:load]
+            for request in requests[:load]
         )
         for policy in chosen:
             workload = Workload(requests=short, process=ClosedLoop.constant(load))

@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+# Read when numpy, torch and tokenizers are loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -141,11 +145,6 @@ def parse(
 
 
 def _one_thread() -> None:
-    # The libraries read these when they are loaded, which is why `torch` is imported after `parse`.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import torch
 
     torch.set_num_threads(1)
@@ -153,8 +152,8 @@ def _one_thread() -> None:
         from transformers.utils import logging
     except ImportError:
         return
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
 class Printer:

@@ -85,6 +85,20 @@ class Batch:
         self.order = self.order[self.order != slot]
         return request
 
+    def take_all(self) -> list[Request]:
+        """Empty slots, queue and pool, whatever state an interrupt left them in."""
+        for slot, request in self._running.items():
+            self.seqs.stop(slot, request)
+            request.history = self.history.save(slot)
+        taken = list(self.requests())
+        self._runner.stop(np.flatnonzero(self.seqs.active))
+        self.waiting.clear()
+        self._running.clear()
+        self.seqs.active[:] = False
+        self.order = self.order[:0]
+        self.pool.reset()
+        return taken
+
     def preempt_youngest(self) -> int:
         """Send the last admitted sequence back to the head of the queue, to be recomputed later with
         the same text; returns the slot that it had.

@@ -18,9 +18,9 @@ from .packing import pack, tail_rows
 from .prompt_lookup import LookupConfig, find_matches
 from .request import Request
 from .runner import Offer, RoundPlan
-from .sampling import Stream, gumbel_argmax, sample, token_probs, uniform
+from .sampling import Stream, argmax, gumbel_argmax, sample, token_probs, uniform
 from .sequences import SequenceTable
-from .signals import greedy_ids, law_signals
+from .signals import law_signals
 from .verification import DraftProbs
 
 __all__ = ["DraftModel", "Drafter", "NoDrafter", "PromptLookup", "Proposal"]
@@ -200,16 +200,23 @@ class DraftModel:
             shown = law_signals(logits, with_margin=True)
             signals[:, alive, step] = shown
             if plan.keep_drafting is not None:
-                stays = plan.keep_drafting(
-                    DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
+                stays = np.asarray(
+                    plan.keep_drafting(
+                        DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
+                    )
                 )
+                if stays.shape != alive.shape or stays.dtype != np.bool_:
+                    raise ValueError(
+                        f"The scheduler's keep_drafting returned {stays.dtype} of shape {stays.shape}, "
+                        f"expected bool of shape {alive.shape}: one for each sequence still drafting."
+                    )
                 signals[:, alive[~stays], step] = np.nan
                 alive, at, positions = alive[stays], at[stays], positions[stays]
-                logits = logits[torch.from_numpy(stays).to(device)]
+                logits = logits[torch.from_numpy(np.flatnonzero(stays)).to(device)]
                 if not len(alive):
                     break
             if greedy:
-                drawn = greedy_ids(logits)
+                drawn = argmax(logits)
             else:
                 law = self._law(logits, at)
                 drawn = self._draw(law, at, positions)

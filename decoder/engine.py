@@ -72,6 +72,7 @@ class Engine:
         cost: prices shown to the scheduler.
         end_token_ids: tokens that end a text.
         tokenizer: turns tokens into text; None leaves `.text` None and refuses stop strings.
+        vocab_size: prompts may hold tokens below it; None checks nothing.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Engine:
         cost: CostModel,
         end_token_ids: Iterable[int] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -96,6 +98,7 @@ class Engine:
         self.round_index = 0
         self._text_end = TextEnd(end_token_ids)
         self._delivery = Delivery(tokenizer, self._text_end)
+        self._vocab_size = vocab_size
         self._scheduler: DepthScheduler | None = None
         self._open: _OpenRound | None = None
         self._observe_s = 0.0
@@ -108,8 +111,13 @@ class Engine:
         """Let `scheduler` choose depths from the next round on.
 
         Raises:
-            ValueError: it would bend the law of a request in the engine.
+            ValueError: it would bend the law of a request in the engine, or is no scheduler.
         """
+        if not isinstance(scheduler, DepthScheduler):
+            raise ValueError(
+                f"{scheduler!r} is no depth scheduler, which has the methods choose and observe; "
+                "make_scheduler makes one from a name."
+            )
         for request in self.batch.requests():
             self._check_lawful(scheduler, request.sampling)
         self._scheduler = scheduler
@@ -129,8 +137,9 @@ class Engine:
         """Queue a prompt.
 
         Raises:
-            ValueError: empty or too long prompt, a pool too small for it, stop strings without a
-                tokenizer, a rule that the sampling does not fit, or an id in use.
+            ValueError: empty or too long prompt, tokens outside the vocabulary, a pool too small for
+                it, stop strings without a tokenizer, a rule that the sampling does not fit, or an id in
+                use.
         """
         tokens = np.fromiter(prompt_token_ids, np.int64)
         self._check_request(tokens, sampling)
@@ -167,11 +176,11 @@ class Engine:
         return True
 
     def abort_all(self) -> None:
-        """Drop every request and any round under way."""
-        if self._open is not None:
-            self.cancel_round()
-        self._aborts.update(request.request_id for request in self.batch.requests())
-        self._carry_out_aborts()
+        """Drop every request and any round under way. Right after an interrupt at any point, too."""
+        self._open = None
+        for request in self.batch.take_all():
+            self._delivery.finish(request, "abort", self.clock.now(), self.metrics)
+        self._aborts.clear()
 
     @property
     def num_running(self) -> int:
@@ -213,11 +222,10 @@ class Engine:
         if state is None:
             return None
         try:
-            depths = self._choose(state)
+            outcome = self.finish_round(self._choose(state))
         except BaseException:
             self.cancel_round()
             raise
-        outcome = self.finish_round(depths)
         if self._scheduler is not None and state.num_running:
             before = self.clock.now()
             self._scheduler.observe(outcome)
@@ -289,6 +297,7 @@ class Engine:
         self._open = None
         order = self.batch.order
         self.pool.shrink(order, self.seqs.num_tokens[order])
+        self._carry_out_aborts()
 
     # ------------------------------------------------------------ parts of a round
 
@@ -482,6 +491,13 @@ class Engine:
         limit = self.seqs.max_model_len
         if not len(tokens):
             raise ValueError("The prompt is empty; at least one token is needed.")
+        if self._vocab_size is not None:
+            wrong = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+            if len(wrong):
+                raise ValueError(
+                    f"The prompt holds the token id {wrong[0]}, the vocabulary has "
+                    f"0..{self._vocab_size - 1}."
+                )
         if total > limit:
             raise ValueError(
                 f"The prompt has {len(tokens)} tokens and asks for {sampling.max_new_tokens} more; the "

@@ -24,8 +24,7 @@ class BlockPool:
         self.tables: NDArray[np.int32] = np.zeros((num_slots, width), np.int32)
         """[S, blocks] block ids; only the first `num_allocated[s]` of a row mean anything."""
         self.num_allocated: Ints = np.zeros(num_slots, np.int64)
-        self._free: NDArray[np.int32] = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        self.num_free = num_blocks
+        self.reset()
 
     @property
     def used_fraction(self) -> float:
@@ -79,6 +78,12 @@ class BlockPool:
     def release(self, slots: Ints) -> None:
         """Take back all blocks of `slots`."""
         self.shrink(slots, np.zeros(len(slots), np.int64))
+
+    def reset(self) -> None:
+        """Take back every block, whatever the tables say."""
+        self.num_allocated[:] = 0
+        self._free: NDArray[np.int32] = np.arange(self.num_blocks - 1, -1, -1, dtype=np.int32)
+        self.num_free = self.num_blocks
 
     def check(self) -> None:
         """Assert the invariant; cheap enough to run when the engine is idle."""

@@ -30,6 +30,9 @@ RELATIVE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0
 """Largest relative L2 error of logits in that comparison; 0.15 for bf16. A wrong mask, window or
 position is off by the order of 1."""
 
+MASK_PROBE_LENGTH = 2**17
+"""Context at which a layer's mask must be causal or the sliding window that its attention is told."""
+
 KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -94,15 +97,24 @@ class PackedModel:
         self.block_size = 0
         self._graphs: GraphedPass | None = None
         attention.register()
+        own = model.config._attn_implementation
+        try:
+            self._adopt(self_check)
+        except BaseException:
+            model.set_attn_implementation(own or "eager")  # a refused model stays its owner's
+            raise
+
+    def _adopt(self, self_check: bool) -> None:
+        """Put the paged attention in place of the model's own, if it can be."""
         reference_ids = torch.arange(CHECK_LENGTH, device=self.device)[None] % self.vocab_size
         with torch.inference_mode():
-            self.shapes, has_softcap = probe_attention(model, self.name, reference_ids[:, :4])
-            reference = _plain_logits(model, reference_ids) if self_check else None
+            self.shapes, has_softcap = probe_attention(self.model, self.name, reference_ids[:, :4])
+            reference = _plain_logits(self.model, reference_ids) if self_check else None
         if has_softcap:
             self.use_varlen = False  # the flash kernel has no soft-capping
-        model.set_attn_implementation(IMPLEMENTATION)
+        self.model.set_attn_implementation(IMPLEMENTATION)
         if can_prepack(self.dtype, self.device):
-            prepack(model)
+            prepack(self.model)
         if reference is not None:
             self._check(reference_ids[0].cpu().numpy(), reference)
 
@@ -115,16 +127,26 @@ class PackedModel:
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Create the KV pool: `num_blocks` blocks of `block_size` tokens, and one scratch block.
 
+        Raises:
+            MemoryError: the device has not so much.
+
         Zeroed, because masked keys are still multiplied by 0 and an uninitialised NaN would survive.
         """
         self.block_size = block_size
-        self.layers = [
-            LayerKV(
-                self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.key_dim),
-                self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.value_dim),
-            )
-            for s in self.shapes
-        ]
+        try:
+            self.layers = [
+                LayerKV(
+                    self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.key_dim),
+                    self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.value_dim),
+                )
+                for s in self.shapes
+            ]
+        except RuntimeError as error:  # also torch.OutOfMemoryError
+            size = num_blocks * block_size * self.kv_bytes_per_token / 2**30
+            raise MemoryError(
+                f"The KV pool of {self.name} takes {size:.2f} GiB, which {self.device} does not have; "
+                "lower kv_cache_bytes or num_kv_blocks."
+            ) from error
 
     def _pool(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -264,6 +286,21 @@ def refuse_by_config(name: str, config: Any, text_config: Any) -> None:
             )
 
 
+class _MaskProbe:
+    """Stands for the mask that transformers would build, in its convention for mask functions."""
+
+    def __init__(self, *_: Any, mask_function: Any, **__: Any) -> None:
+        self.mask_function = mask_function
+
+    def sees_window(self, last: int, window: int | None) -> bool:
+        """Whether the query at position `last` sees the last `window` keys up to its own, or all."""
+        keys = torch.arange(last + 2)
+        expected = (keys <= last) & (keys > (-1 if window is None else last - window))
+        zero = torch.zeros(1, dtype=torch.int64)
+        seen = self.mask_function(zero, zero, torch.tensor([last]), keys)
+        return bool((torch.as_tensor(seen).expand_as(expected) == expected).all())
+
+
 def probe_attention(
     model: PreTrainedModel, name: str, token_ids: Tensor
 ) -> tuple[list[LayerShape], bool]:
@@ -276,9 +313,12 @@ def probe_attention(
         UnsupportedModelError: layers that do not go through the attention interface, attention sinks,
             masks of the model's own making, bidirectional attention, or layers that share an index.
     """
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     seen: dict[int, LayerShape] = {}
+    positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    last = min(longest or MASK_PROBE_LENGTH, MASK_PROBE_LENGTH) - 1
     problems: set[str] = set()
     softcaps: set[float] = set()
 
@@ -292,6 +332,8 @@ def probe_attention(
             seen[index] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         if kw.get("s_aux") is not None:
             problems.add("attention sinks")
+        if isinstance(mask, _MaskProbe):
+            mask = None if mask.sees_window(last, kw.get("sliding_window")) else mask
         if mask is not None:
             problems.add("an attention mask of its own making")
         if kw.get("is_causal") is False or getattr(module, "is_causal", True) is False:
@@ -303,9 +345,9 @@ def probe_attention(
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
     AttentionInterface.register(PROBE_IMPLEMENTATION, probe)
+    AttentionMaskInterface.register(PROBE_IMPLEMENTATION, _MaskProbe)
     problems.add("attention that ignores keyword arguments")
     model.set_attn_implementation(PROBE_IMPLEMENTATION)
-    positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
     model(input_ids=token_ids, position_ids=positions, use_cache=False, layout=object())
     expected = int(model.config.get_text_config().num_hidden_layers)
     if set(seen) != set(range(expected)):

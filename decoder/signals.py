@@ -28,11 +28,6 @@ def law_signals(logits: Tensor, with_margin: bool = False) -> Floats:
     return result
 
 
-def greedy_ids(logits: Tensor) -> Tensor:
-    """First largest logit of each row, int64 [N]; `max` is four times as fast as `argmax` on bf16."""
-    return logits.max(-1).indices
-
-
 def _signals(logits: Tensor, with_margin: bool) -> Tensor:
     shifted = logits.to(torch.promote_types(logits.dtype, torch.float32))
     shifted = shifted - shifted.max(-1, keepdim=True).values

@@ -138,6 +138,7 @@ class SpeculativeDecoder:
             cost or nominal_cost(packed, drafting),
             target.end_token_ids,
             target.tokenizer,
+            vocab_size,
         )
 
     @classmethod
@@ -206,7 +207,7 @@ class SpeculativeDecoder:
         """Token ids of a text; token lists pass through.
 
         Raises:
-            ValueError: text without a tokenizer, or token ids outside the vocabulary.
+            ValueError: no prompt, text without a tokenizer, or token ids outside the vocabulary.
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:
@@ -214,6 +215,11 @@ class SpeculativeDecoder:
                     "The model folder has no tokenizer, so prompts must be lists of token ids."
                 )
             return [int(token) for token in self.tokenizer(prompt)["input_ids"]]
+        if not isinstance(prompt, Iterable):
+            raise ValueError(
+                f"A prompt must be a text or a list of token ids, got {prompt!r}; generate takes a list "
+                "of prompts, also for one."
+            )
         tokens = [int(token) for token in prompt]
         wrong = [token for token in tokens if not 0 <= token < self.target.vocab_size]
         if wrong:
@@ -268,6 +274,7 @@ class SpeculativeDecoder:
         engine.set_scheduler(depth_scheduler)
         engine.metrics = EngineMetrics(top)
         engine.collect_deltas = on_token is not None
+        engine.take_deltas()  # of an earlier, interrupted stream
         results: dict[str, GenerationResult] = {}
         try:
             for place, (prompt, one) in enumerate(zip(tokens, params, strict=True)):
@@ -314,17 +321,18 @@ def _fill_in(config: EngineConfig, target: PackedModel, draft: PackedModel | Non
     varlen = any(model.use_varlen for model in models)
     block_size = config.block_size or (VARLEN_BLOCK_SIZE if varlen else SDPA_BLOCK_SIZE)
     block_bytes = block_size * sum(model.kv_bytes_per_token for model in models)
-    num_blocks = config.num_kv_blocks or config.kv_cache_bytes // block_bytes
-    if num_blocks < 1:
-        raise ValueError(
-            f"kv_cache_bytes={config.kv_cache_bytes} holds no block of {block_size} tokens "
-            f"({block_bytes} bytes); raise it."
-        )
     limits = [m.max_positions for m in models if m.max_positions is not None]
     limit = min([*limits, config.max_model_len or MAX_TABLE_LEN])
     if config.max_model_len is not None and limit < config.max_model_len:
         raise ValueError(
             f"max_model_len={config.max_model_len} exceeds the {limit} positions of the models."
+        )
+    most = config.max_num_seqs * -(-limit // block_size)  # more could never be used
+    num_blocks = config.num_kv_blocks or min(config.kv_cache_bytes // block_bytes, most)
+    if num_blocks < 1:
+        raise ValueError(
+            f"kv_cache_bytes={config.kv_cache_bytes} holds no block of {block_size} tokens "
+            f"({block_bytes} bytes); raise it."
         )
     return replace(
         config, block_size=block_size, num_kv_blocks=int(num_blocks), max_model_len=int(limit)

@@ -20,9 +20,9 @@ from .models import PackedModel
 from .packing import pack, tail_rows
 from .request import Request
 from .runner import Offer, RoundPlan, RoundResult
-from .sampling import gumbel_argmax, round_uniforms, token_probs
+from .sampling import argmax, gumbel_argmax, round_uniforms, token_probs
 from .sequences import SequenceTable
-from .signals import greedy_ids, law_signals
+from .signals import law_signals
 from .verification import Verification, verify_equal, verify_rejection
 
 
@@ -132,6 +132,11 @@ class TorchRunner:
         cut = np.asarray(
             plan.trim(ProposalSignals(plan.rows[some], proposal.lengths[some], *shown))
         )
+        if cut.shape != some.shape or cut.dtype.kind not in "iu":
+            raise ValueError(
+                f"The scheduler's trim returned {cut.dtype} of shape {cut.shape}, expected whole numbers "
+                f"of shape {some.shape}: one depth for each proposal."
+            )
         proposal.lengths = proposal.lengths.copy()
         proposal.lengths[some] = np.clip(cut, 0, proposal.lengths[some])
 
@@ -180,7 +185,7 @@ class TorchRunner:
             proposal.token_ids, (0, width - proposal.token_ids.shape[1])
         ).to(device)
         if not (seqs.temperature[slots] > 0).any():
-            return verify_equal(greedy_ids(logits), drafts, depths)
+            return verify_equal(argmax(logits), drafts, depths)
         repeats = host_depths + 1
         law = token_probs(
             logits,
@@ -286,7 +291,7 @@ class TorchRunner:
             layout,
             rows,
         )
-        greedy_ids(logits).cpu()
+        argmax(logits).cpu()
         return self._now() - started
 
     def _model(self, model: Literal["target", "draft"]) -> PackedModel:

@@ -1,0 +1,267 @@
+"""Every slot of one or more engines as an agent: the vector environment that PPO trains on.
+
+Legend: E engines, S slots each, A = E * S agents, R running sequences, F features.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Wrapper, spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
+
+from specdepth.decoder.engine import Engine
+from specdepth.decoder.workload import Workload
+from specdepth.envs.decode_env import is_backend_failure
+from specdepth.envs.observation import ACTIVE, ROW_HIGH, ROW_LOW, Observation, slot_observation
+from specdepth.envs.reward import ReferenceRate, charged_s, modelled_s, slot_rewards
+from specdepth.envs.workload_run import WorkloadRun
+from specdepth.scheduler.state import Bools, Floats, RoundOutcome, RoundState
+
+from .decode_stats import DecodeStats
+
+logger = logging.getLogger(__name__)
+
+Timing = Literal["modelled", "measured"]
+WorkloadSource = Callable[[np.random.Generator], Workload]
+
+MAX_FAILURES = 3
+"""Backend failures without a round in between after which training gives up."""
+
+
+class SlotVecEnv(VecEnv):
+    """Steps engines a round at a time; agent e * S + s is slot s of engine e.
+
+    An agent sees its row of the observation (`slot_observation`), float32 [1 + F], and chooses a depth
+    in 0..K; empty slots have `active` 0, no reward and nothing to say. Its reward is `slot_rewards`,
+    in tokens at the reference rate, so it is of order 1 at every load. A trajectory goes on over the
+    requests that pass through the slot, and is done when the engine's workload is served; the next
+    workload starts at once.
+
+    Beside what a VecEnv returns, each step leaves what `SlotRolloutBuffer` needs: `last_elapsed_s`
+    and `last_failed`. All seconds are charged ones (`charged_s`): what a trainer does between two
+    steps costs nothing.
+
+    Args:
+        engines: with equal S and K; one on a device.
+        workloads: draws a workload for an engine.
+        rates: seconds per token of the reference policy; fed with each round.
+        timing: "modelled" charges rounds by the cost model, free of timing noise (what a sequence
+            adds to a round is known by the model alone in any case); "measured" by the clock.
+        seed: of the workloads.
+
+    Raises:
+        ValueError: no engines, or unequal ones.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        workloads: WorkloadSource,
+        rates: ReferenceRate,
+        *,
+        timing: Timing = "modelled",
+        seed: int = 0,
+    ) -> None:
+        if not engines:
+            raise ValueError("a SlotVecEnv needs at least one engine.")
+        shapes = {(e.config.max_num_seqs, e.config.max_num_speculative_tokens) for e in engines}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"engines must have equal max_num_seqs and max_num_speculative_tokens, got {shapes}."
+            )
+        self.num_slots, self.max_num_speculative_tokens = shapes.pop()
+        self.engines, self.rates, self.timing = tuple(engines), rates, timing
+        self._workloads = workloads
+        super().__init__(
+            len(self.engines) * self.num_slots,
+            spaces.Box(ROW_LOW, ROW_HIGH),
+            spaces.Discrete(self.max_num_speculative_tokens + 1),
+        )
+        self.last_elapsed_s: Floats = np.zeros(self.num_envs)
+        """[A] seconds charged between the last two decisions."""
+        self.last_failed: Bools = np.zeros(self.num_envs, np.bool_)
+        """[A] whether the backend failed in the last step, which then is none."""
+        self.last_outcomes: list[RoundOutcome | None] = [None] * len(self.engines)
+        """[E] what the last step did; None where it failed."""
+        self.stats = DecodeStats(self.max_num_speculative_tokens)
+        """What was decoded since somebody last replaced it."""
+        self.num_rounds = 0
+        """Rounds with a decision, over all engines."""
+        self.num_decisions = 0
+        """Depths that agents chose for running sequences."""
+        self._observations: Observation = np.zeros((self.num_envs, len(ROW_LOW)), np.float32)
+        self._actions: NDArray[np.int64] | None = None
+        self._runs: list[WorkloadRun | None] = [None] * len(self.engines)
+        self._returns = np.zeros(len(self.engines))
+        self._num_failures = 0
+        self._start_s = time.monotonic()
+        self._rngs: list[np.random.Generator] = []
+        self.seed(seed)
+
+    # ------------------------------------------------------------------- state
+
+    @property
+    def active(self) -> Bools:
+        """[A] whether the slot has a sequence to decide for now."""
+        return self._observations[:, ACTIVE] > 0
+
+    def state_of(self, engine: int) -> RoundState:
+        """What an engine's next depths are for.
+
+        Raises:
+            RuntimeError: before the first `reset`.
+        """
+        run = self._runs[engine]
+        if run is None or run.state is None:
+            raise RuntimeError("There is no round to decide; call reset first.")
+        return run.state
+
+    def rng_states(self) -> list[dict[str, Any]]:
+        """State of each engine's generator, as JSON values."""
+        return [dict(rng.bit_generator.state) for rng in self._rngs]
+
+    def set_rng_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Put back what `rng_states` returned."""
+        for rng, state in zip(self._rngs, states, strict=True):
+            rng.bit_generator.state = state
+
+    # ------------------------------------------------------------------- steps
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Seed the workloads to come."""
+        self._rngs = [np.random.default_rng([seed or 0, e]) for e in range(len(self.engines))]
+        return [seed] * self.num_envs
+
+    def reset(self) -> Observation:
+        """Start a new workload on each engine."""
+        for index in range(len(self.engines)):
+            self._start(index)
+        return self._observations.copy()
+
+    def step_async(self, actions: NDArray[np.int64]) -> None:
+        """Take a depth for each agent, int [A]; those of empty slots are ignored."""
+        self._actions = np.asarray(actions, np.int64).reshape(self.num_envs)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Run a round on each engine."""
+        assert self._actions is not None
+        rewards = np.zeros(self.num_envs, np.float32)
+        dones = np.zeros(self.num_envs, np.bool_)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        self.last_elapsed_s = np.zeros(self.num_envs)
+        self.last_failed = np.zeros(self.num_envs, np.bool_)
+        for index in range(len(self.engines)):
+            at = slice(index * self.num_slots, (index + 1) * self.num_slots)
+            try:
+                self._step(index, at, rewards)
+            except Exception as error:
+                if not is_backend_failure(error):
+                    raise
+                self._fail(index, error)
+                self.last_failed[at] = dones[at] = True
+            run = self._runs[index]
+            assert run is not None
+            if run.done:
+                dones[at] = True
+                infos[at.start]["episode"] = self._episode(index, run)
+            if dones[at.start]:
+                self._start(index)
+        self._actions = None
+        return self._observations.copy(), rewards, dones, infos
+
+    def close(self) -> None:
+        """Drop what the engines are at; they can be used elsewhere."""
+        for run in self._runs:
+            if run is not None:
+                run.close()
+        self._runs = [None] * len(self.engines)
+
+    def _step(self, index: int, at: slice, rewards: NDArray[np.float32]) -> None:
+        run = self._runs[index]
+        state = self.state_of(index)
+        assert run is not None
+        assert self._actions is not None
+        self.last_outcomes[index] = None
+        outcome = run.finish_round(self._actions[at][state.slots])
+        upcoming = run.next_decision()
+        cost = run.engine.cost
+        elapsed_s = charged_s(outcome) + run.undecided_s
+        if self.timing == "modelled":
+            elapsed_s = modelled_s(outcome, cost) + run.undecided_modelled_s
+        row = slot_rewards(
+            state,
+            outcome,
+            elapsed_s=elapsed_s,
+            seconds_per_token=self.rates(state.num_running),
+            cost=cost,
+        )
+        rewards[at][state.slots] = row
+        self.last_elapsed_s[at] = elapsed_s
+        self.last_outcomes[index] = outcome
+        self._returns[index] += float(row.sum())
+        self._num_failures = 0
+        self.num_rounds += 1
+        self.num_decisions += state.num_running
+        self.rates.note(state.num_running, elapsed_s, int(outcome.num_committed.sum()))
+        self.stats.add(outcome, elapsed_s=elapsed_s, rewards=row)
+        self._observations[at] = slot_observation(upcoming, self.num_slots)
+
+    def _start(self, index: int) -> None:
+        workload = self._workloads(self._rngs[index])
+        run = WorkloadRun(self.engines[index], workload)
+        self._runs[index] = run
+        self._returns[index] = 0.0
+        state = run.next_decision()
+        at = slice(index * self.num_slots, (index + 1) * self.num_slots)
+        self._observations[at] = slot_observation(state, self.num_slots)
+
+    def _fail(self, index: int, error: Exception) -> None:
+        self._num_failures += 1
+        if self._num_failures >= MAX_FAILURES:
+            raise error
+        logger.warning("the backend failed, a new workload starts: %s", error)
+        run = self._runs[index]
+        if run is not None:
+            run.close()
+
+    def _episode(self, index: int, run: WorkloadRun) -> dict[str, float]:
+        metrics = run.engine.metrics
+        return {
+            "r": round(float(self._returns[index]), 6),
+            "l": run.num_decisions,
+            "t": round(time.monotonic() - self._start_s, 6),
+            "elapsed_s": run.now_s,
+            "tokens": metrics.num_committed_tokens,
+            "acceptance_length": metrics.acceptance_length,
+            "mean_depth": metrics.mean_depth,
+        }
+
+    # ---------------------------------------- the rest of what a VecEnv has to have
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """An attribute of this object, once for each agent: agents have none of their own."""
+        value = None if attr_name == "render_mode" else getattr(self, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Refused: agents share their environment."""
+        raise NotImplementedError("The slots of an engine have no attributes of their own.")
+
+    def env_method(
+        self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
+    ) -> list[Any]:
+        """Refused: agents share their environment."""
+        raise NotImplementedError("The slots of an engine have no methods of their own.")
+
+    def env_is_wrapped(
+        self, wrapper_class: type[Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        """Never wrapped."""
+        return [False for _ in self._get_indices(indices)]
