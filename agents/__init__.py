@@ -1,0 +1,1 @@
+"""Training, export and evaluation of agents that choose draft depths, and the command line."""

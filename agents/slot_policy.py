@@ -85,13 +85,21 @@ class SlotPolicy(ActorCriticPolicy):
         assert isinstance(self.action_space, spaces.Discrete)
         self._depths = torch.arange(int(self.action_space.n))
 
+    def allowed(self, obs: Tensor) -> Tensor:
+        """Whether each depth can be honoured, bool [rows, K + 1]; depth 0 always can."""
+        deepest = torch.round(obs[:, MAX_DEPTH_COLUMN, None] * (len(self._depths) - 1))
+        return self._depths <= deepest
+
+    def log_probs(self, obs: Tensor) -> Tensor:
+        """Log-probability of each depth, [rows, K + 1]; finite where it is excluded."""
+        features = self.extract_features(obs)
+        assert isinstance(features, Tensor)
+        scores = self.action_net(self.mlp_extractor.forward_actor(features))
+        return torch.log_softmax(scores.masked_fill(~self.allowed(obs), EXCLUDED), dim=1)
+
     def _distribution(self, latent: Tensor, obs: Tensor) -> Distribution:
         scores = self.action_net(latent)
-        top = len(self._depths) - 1
-        deepest = torch.round(obs[:, MAX_DEPTH_COLUMN, None] * top)
-        return self.action_dist.proba_distribution(
-            scores.masked_fill(self._depths > deepest, EXCLUDED)
-        )
+        return self.action_dist.proba_distribution(scores.masked_fill(~self.allowed(obs), EXCLUDED))
 
     def forward(self, obs: Tensor, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Actions, values [rows, 1] and log-probabilities for observations [rows, 1 + F]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from gymnasium import Wrapper, spaces
@@ -20,7 +20,7 @@ from specdepth.decoder.engine import Engine
 from specdepth.decoder.workload import Workload
 from specdepth.envs.decode_env import is_backend_failure
 from specdepth.envs.observation import ACTIVE, ROW_HIGH, ROW_LOW, Observation, slot_observation
-from specdepth.envs.reward import ReferenceRate, charged_s, modelled_s, slot_rewards
+from specdepth.envs.reward import ReferenceRate, Timing, charged_s, modelled_s, slot_rewards
 from specdepth.envs.workload_run import WorkloadRun
 from specdepth.scheduler.state import Bools, Floats, RoundOutcome, RoundState
 
@@ -28,7 +28,6 @@ from .decode_stats import DecodeStats
 
 logger = logging.getLogger(__name__)
 
-Timing = Literal["modelled", "measured"]
 WorkloadSource = Callable[[np.random.Generator], Workload]
 
 MAX_FAILURES = 3
@@ -112,6 +111,10 @@ class SlotVecEnv(VecEnv):
         """[A] whether the slot has a sequence to decide for now."""
         return self._observations[:, ACTIVE] > 0
 
+    def observations(self) -> Observation:
+        """A copy of what agents see now, float32 [A, 1 + F]."""
+        return self._observations.copy()
+
     def state_of(self, engine: int) -> RoundState:
         """What an engine's next depths are for.
 
@@ -143,7 +146,7 @@ class SlotVecEnv(VecEnv):
         """Start a new workload on each engine."""
         for index in range(len(self.engines)):
             self._start(index)
-        return self._observations.copy()
+        return self.observations()
 
     def step_async(self, actions: NDArray[np.int64]) -> None:
         """Take a depth for each agent, int [A]; those of empty slots are ignored."""
@@ -174,7 +177,7 @@ class SlotVecEnv(VecEnv):
             if dones[at.start]:
                 self._start(index)
         self._actions = None
-        return self._observations.copy(), rewards, dones, infos
+        return self.observations(), rewards, dones, infos
 
     def close(self) -> None:
         """Drop what the engines are at; they can be used elsewhere."""

@@ -59,6 +59,12 @@ class Pairs:
         columns = np.array(rows, np.float64).reshape(-1, 4).T
         return cls(columns[0], columns[1], columns[2], columns[3])
 
+    @classmethod
+    def joined(cls, parts: Sequence[Pairs]) -> Pairs:
+        """All pairs of several measurements."""
+        names = ("a_cpu_s", "b_cpu_s", "a_wall_s", "b_wall_s")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
     def __len__(self) -> int:
         return len(self.a_cpu_s)
 

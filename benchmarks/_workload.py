@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from specdepth.decoder.engine import Engine
+    from specdepth.decoder.prompts import Prompt
     from specdepth.decoder.speculative_decoder import SpeculativeDecoder
     from specdepth.scheduler.state import Ints, RoundOutcome
 
@@ -42,23 +44,35 @@ def load_plain(target: str) -> PreTrainedModel:
 
     path = default_model_path() if target == "default" else Path(target)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    model.eval()
     return model
 
 
 def mixed_prompts(decoder: SpeculativeDecoder, count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of `count` held-out prompts, the 16 of the speed benchmarks first.
+    """Token ids of `count` held-out prompts of all kinds; 16 are those of the speed benchmarks.
 
-    A model folder without a tokenizer gets random tokens of such lengths.
+    A model folder without a tokenizer gets random tokens.
     """
-    from specdepth.decoder.prompts import benchmark_prompts, default_mix, render
+    from specdepth.decoder.prompts import benchmark_prompts, default_mix
 
-    if decoder.tokenizer is None:
-        rng = np.random.default_rng(seed)
-        lengths = rng.integers(8, 48, count)
-        return [rng.integers(0, decoder.target.vocab_size, n).tolist() for n in lengths]
-    prompts = benchmark_prompts() if count == len(benchmark_prompts()) else default_mix(count)
-    return [render(decoder.tokenizer, prompt) for prompt in prompts]
+    chosen = benchmark_prompts()
+    return _rendered(decoder, chosen if count == len(chosen) else default_mix(count), seed)
+
+
+def train_prompts(decoder: SpeculativeDecoder, count: int, seed: int = 0) -> list[list[int]]:
+    """Prompts that nothing is reported on, to choose settings with."""
+    from specdepth.decoder.prompts import default_mix
+
+    return _rendered(decoder, default_mix(count, seed, split="train"), seed)
+
+
+def _rendered(decoder: SpeculativeDecoder, prompts: Sequence[Prompt], seed: int) -> list[list[int]]:
+    from specdepth.decoder.prompts import render
+
+    if decoder.tokenizer is not None:
+        return [render(decoder.tokenizer, prompt) for prompt in prompts]
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(8, 48, len(prompts))
+    return [rng.integers(0, decoder.target.vocab_size, n).tolist() for n in lengths]
 
 
 def windows(decoder: SpeculativeDecoder, count: int, length: int, seed: int = 0) -> list[list[int]]:
@@ -69,15 +83,19 @@ def windows(decoder: SpeculativeDecoder, count: int, length: int, seed: int = 0)
     return [stream[i * length : (i + 1) * length] for i in range(count)]
 
 
-def start(engine: Engine, prompts: list[list[int]], max_new_tokens: int) -> None:
-    """Queue `prompts` and step at depth 0 until all of them decode."""
+def start(engine: Engine, prompts: list[list[int]], num_tokens: int) -> None:
+    """Queue `prompts`, step at depth 0 until all of them decode, and leave each room for
+    `num_tokens` tokens more.
+    """
     from specdepth.decoder.config import SamplingParams
     from specdepth.scheduler.baselines.fixed import FixedDepth
 
     engine.abort_all()
     engine.take_finished()
     engine.set_scheduler(FixedDepth(0))
-    sampling = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
+    # Those that are prefilled first generate while the others still wait for the token budget.
+    prefills = sum(map(len, prompts)) // engine.config.max_num_batched_tokens + len(prompts) + 2
+    sampling = SamplingParams(max_new_tokens=num_tokens + prefills, ignore_eos=True)
     for prompt in prompts:
         engine.add_request(prompt, sampling)
     while True:

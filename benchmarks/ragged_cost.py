@@ -96,22 +96,15 @@ def _decoder(target: str, num_pairs: int, seed: int) -> SpeculativeDecoder:
     from specdepth.decoder.recorded_text import LookupLaw, RecordedText
 
     num_rounds = 6 * num_pairs + 64
-    recordings: list[tuple[list[int], list[int]]] = []
-    decoder = load_decoder(
-        target,
-        lambda sequences, pool, model: RecordedText.factory(
-            recordings, law=LookupLaw.constant(0.0), seed=seed
-        )(sequences, pool, model),
-        max_num_seqs=NUM_SEQS,
-    )
+    decoder = load_decoder(target, "none", max_num_seqs=NUM_SEQS)
     # Half of the measured rounds lie before CONTEXT tokens, half behind.
     prompts = windows(decoder, NUM_SEQS, max(CONTEXT - 2 * num_pairs, 16), seed)
     rng = np.random.default_rng(seed)
     vocab_size = decoder.target.vocab_size
-    recordings += [(prompt, rng.integers(0, vocab_size, num_rounds).tolist()) for prompt in prompts]
-    decoder.runner.draft_source = RecordedText.factory(
-        recordings, law=LookupLaw.constant(0.0), seed=seed
-    )(decoder.engine.seqs, decoder.engine.pool, decoder.target)
+    recordings = [(prompt, rng.integers(0, vocab_size, num_rounds).tolist()) for prompt in prompts]
+    drafter = RecordedText.factory(recordings, law=LookupLaw.constant(0.0), seed=seed)
+    engine = decoder.engine
+    decoder.runner.draft_source = drafter(engine.seqs, engine.pool, decoder.target)
     start(decoder.engine, prompts, num_rounds)
     return decoder
 

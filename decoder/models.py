@@ -348,7 +348,10 @@ def probe_attention(
     AttentionMaskInterface.register(PROBE_IMPLEMENTATION, _MaskProbe)
     problems.add("attention that ignores keyword arguments")
     model.set_attn_implementation(PROBE_IMPLEMENTATION)
-    model(input_ids=token_ids, position_ids=positions, use_cache=False, layout=object())
+    try:
+        model(input_ids=token_ids, position_ids=positions, use_cache=False, layout=object())
+    except (AttributeError, TypeError):  # it looked into the mask
+        problems.add("an attention mask of its own making")
     expected = int(model.config.get_text_config().num_hidden_layers)
     if set(seen) != set(range(expected)):
         problems.discard("attention that ignores keyword arguments")

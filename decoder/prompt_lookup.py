@@ -11,6 +11,10 @@ from specdepth.scheduler.state import Bools, Floats, Ints
 from .sequences import SequenceTable
 
 
+MAX_NGRAM = 127
+"""Match lengths are counted in int8."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LookupConfig:
     """Which matches count."""
@@ -23,9 +27,10 @@ class LookupConfig:
     """Most tokens proposed; None is the engine's K."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_ngram <= self.max_ngram:
+        if not 1 <= self.min_ngram <= self.max_ngram <= MAX_NGRAM:
             raise ValueError(
-                f"min_ngram must be in 1..max_ngram, got {self.min_ngram} and {self.max_ngram}."
+                f"n-gram lengths must be in 1..{MAX_NGRAM}, min_ngram up to max_ngram, got {self.min_ngram} "
+                f"and {self.max_ngram}."
             )
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {self.max_length}.")

@@ -68,7 +68,7 @@ class SequenceTable:
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = sampling.top_k
         self.top_p[slot] = sampling.top_p
-        self.seed[slot] = np.uint64((sampling.seed or 0) % 2**64).astype(np.int64)
+        self.seed[slot] = np.uint64(int(sampling.seed or 0) % 2**64).astype(np.int64)
         self.ignore_eos[slot] = sampling.ignore_eos
         return length
 

@@ -231,10 +231,13 @@ class LiveDecodeEnv(gymnasium.Env[Observation, Actions]):
             raise ValueError(
                 f"the action has shape {action.shape}, expected ({self.num_slots},): one depth a slot."
             )
+        depths, top = action[run.state.slots], self.decoder.config.max_num_speculative_tokens
+        if not ((depths >= 0) & (depths <= top)).all():
+            raise ValueError(f"the action holds {depths.tolist()}, expected depths in 0..{top}.")
         outcome: RoundOutcome | None = None
         info: dict[str, Any] = {}
         try:
-            outcome = run.finish_round(action[run.state.slots])
+            outcome = run.finish_round(depths)
             state = run.next_decision()
             self._last = slot_observation(state, self.num_slots)
         except Exception as error:

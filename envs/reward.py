@@ -5,10 +5,15 @@ Legend: R sequences of the round.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.state import Floats, RoundOutcome, RoundState
+
+Timing = Literal["modelled", "measured"]
+"""Whether rounds are charged by the cost model or by the clock."""
 
 
 def charged_s(outcome: RoundOutcome) -> float:

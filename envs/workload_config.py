@@ -10,7 +10,14 @@ import numpy as np
 
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.prompts import Prompt, load_prompts, render
-from specdepth.decoder.workload import Arrivals, ClosedLoop, OpenLoop, Workload, WorkloadRequest
+from specdepth.decoder.workload import (
+    Arrivals,
+    ClosedLoop,
+    OpenLoop,
+    Phase,
+    Workload,
+    WorkloadRequest,
+)
 
 if TYPE_CHECKING:
     from specdepth.decoder.speculative_decoder import SpeculativeDecoder
@@ -25,12 +32,13 @@ class WorkloadConfig:
 
     arrivals: ArrivalKind = "varying"
     """Closed loops: "constant" or "varying" concurrency; open loops: "poisson" or "bursty"."""
-    num_requests: int = 30
+    num_requests: int = 60
     """Requests an episode."""
     concurrency: int = 8
     """Requests kept in the engine under "constant"."""
     concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Under "varying": each for an equal share of the requests, in random order."""
+    """Under "varying": each for a share of the requests, in random order. Shares go with the square
+    root, between equal numbers of decisions and equal time: a round of one sequence is one decision."""
     rate: float = 1.0
     """Arrivals a second: under "poisson" always, under "bursty" in the quiet."""
     burst_rate: float = 4.0
@@ -89,7 +97,7 @@ class WorkloadConfig:
         if self.arrivals == "constant":
             return ClosedLoop.constant(self.concurrency)
         if self.arrivals == "varying":
-            return ClosedLoop.varying(num_requests, self.concurrencies, rng)
+            return self._varying(num_requests, rng)
         if self.arrivals == "poisson":
             return OpenLoop.poisson(num_requests, self.rate, rng)
         return OpenLoop.bursty(
@@ -100,6 +108,15 @@ class WorkloadConfig:
             mean_burst_s=self.mean_burst_s,
             rng=rng,
         )
+
+    def _varying(self, num_requests: int, rng: np.random.Generator) -> ClosedLoop:
+        order = rng.permutation(np.array(self.concurrencies, np.int64))
+        until = np.cumsum(np.sqrt(order)) / np.sqrt(order).sum()
+        phases = [
+            Phase(concurrency=concurrency, until=end)
+            for concurrency, end in zip(order.tolist(), until.tolist(), strict=True)
+        ]
+        return ClosedLoop(phases=tuple(phases), num_requests=num_requests)
 
 
 class PromptPool:

@@ -368,6 +368,8 @@ class TestMemory:
             data.draw(st.sampled_from(["reserve", "clip"])),
         )
         engine, pool = decoder.engine, decoder.engine.pool
+        engine.abort_all()  # what a failed example left
+        engine.take_finished()
         engine.set_scheduler(Watched(ragged(data.draw(st.integers(0, 99), "depths"))))
         loads = st.lists(
             st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3)),
@@ -397,26 +399,26 @@ class TestMemory:
         pool.check()
         assert 0 <= pool.num_free <= pool.num_blocks
         held = pool.num_allocated[seqs.active]
-        needed = pool.blocks_for(seqs.num_tokens[seqs.active])
-        assert (held == needed).all()  # drafts that fell have given their blocks back
+        # Drafts that fell have given their blocks back; the last token's own may come next round.
+        assert (held <= pool.blocks_for(seqs.num_tokens[seqs.active])).all()
+        assert (held >= pool.blocks_for(seqs.num_tokens[seqs.active] - 1)).all()
         assert pool.num_allocated[~seqs.active].sum() == 0
         assert (seqs.num_computed < seqs.num_tokens)[seqs.active].all()
         assert (seqs.draft_computed < seqs.num_tokens)[seqs.active].all()
 
     def test_200_requests_through_a_pool_for_3_all_finish_with_their_text(self) -> None:
         rng = np.random.default_rng(0)
-        prompts = [np.resize(rng.integers(0, 97, 3), 9).tolist() for _ in range(10)]
-        texts = [greedy_text(TARGET, prompt, 11) for prompt in prompts]
+        prompts = [np.resize(rng.integers(0, 97, 3), 5).tolist() for _ in range(10)]
+        texts = [greedy_text(TARGET, prompt, 7) for prompt in prompts]
+        # 12 tokens are 3 blocks: three sequences at full length, a few more while they are short.
         decoder = build_decoder(
-            TARGET, DRAFT, max_num_seqs=8, num_kv_blocks=15, max_num_batched_tokens=16
+            TARGET, DRAFT, max_num_seqs=8, num_kv_blocks=3 * 3, max_num_batched_tokens=16
         )
         scheduler = Watched(ragged(0))
-        batch = decoder.generate(prompts * 20, 11, depth_scheduler=scheduler)
+        batch = decoder.generate(prompts * 20, 7, depth_scheduler=scheduler)
         assert [result.token_ids for result in batch] == texts * 20
         assert batch.metrics.num_preemptions > 50
         assert max(state.kv_used_fraction for state in scheduler.states) <= 1
-        # 20 tokens are 5 blocks: three sequences at full length, more while they are short.
-        assert decoder.engine.pool.num_blocks == 3 * 5
 
 
 @cache

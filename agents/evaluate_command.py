@@ -1,0 +1,132 @@
+"""`specdepth evaluate`: policies against each other, live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .console import Console, Interrupted
+from .options import FIXED_DEPTHS, LOADS, IntList, NameList, PromptOptions
+
+DEFAULT_MINUTES = 5.0
+PROFILE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options(PromptOptions):
+    """Compare policies on the same prompts, at several loads, interleaved.
+
+    A load is a number of requests that are always in the decoder. Decoding without speculation and
+    fixed depths are always part of it, since they are what a policy has to beat. Writes results.json
+    and report.html.
+
+    specdepth evaluate --policies heuristic,policy:runs/train/policy --loads 1,8 --minutes 10
+    """
+
+    policies: NameList = ("heuristic",)
+    """Names, with commas: heuristic, fixed:3, table:1-4=4,5-=0, policy:FOLDER."""
+    loads: IntList = LOADS
+    """Concurrent requests, with commas."""
+    fixed_depths: IntList = FIXED_DEPTHS
+    """Fixed depths to compare with, with commas."""
+    minutes: float | None = None
+    """Time to spend; 5 if neither this nor --requests is given."""
+    requests: int | None = None
+    """Requests of each load; with it, --minutes is a limit."""
+    repeats: int = 1
+    """Times that each request is served, if --minutes is not given."""
+    split: Literal["held-out", "train"] = "held-out"
+    """Half of the prompts; rules and policies are made on "train"."""
+    temperature: float = 0.0
+    """0 takes the most likely token; above 0, --verification coupled keeps the work equal."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with this probability."""
+
+
+def run(options: Options, console: Console) -> None:
+    """Compare and write.
+
+    Raises:
+        ValueError: bad options, unknown policies.
+        Interrupted: after Ctrl-C; complete blocks are kept.
+    """
+    from specdepth.decoder.config import SamplingParams
+
+    from .evaluate import evaluate
+    from .profile_command import measure_cost
+    from .report import write_report
+    from .results import Results
+    from .session import (
+        check_names,
+        command_line,
+        config_of,
+        find_prompts,
+        load_decoder,
+        make_policies,
+        make_prompt_requests,
+        new_folder,
+        with_fixed,
+    )
+    from .verdicts import show_comparison, verdicts
+
+    top = options.max_num_speculative_tokens
+    names = with_fixed(options.policies, options.fixed_depths, top)
+    check_names(names, top)
+    folder = new_folder(options, "evaluate")
+    prompts = find_prompts(options, options.split)
+    sampling = SamplingParams(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
+    )
+    minutes = options.minutes
+    if minutes is None and options.requests is None:
+        minutes = DEFAULT_MINUTES
+    decoder = load_decoder(options, console)
+    policies = make_policies(decoder, names)
+    requests = make_prompt_requests(decoder, prompts, sampling)
+    if options.cost is None:
+        with console.progress("Measuring passes") as update:
+            seconds = PROFILE_SECONDS if minutes is None else min(PROFILE_SECONDS, 6 * minutes)
+            measure_cost(decoder, seconds, options.seed, update)
+    with console.progress("Comparing") as update:
+        found = evaluate(
+            decoder,
+            policies,
+            requests,
+            options.loads,
+            num_requests=options.requests,
+            repeats=options.repeats,
+            minutes=minutes,
+            progress=update,
+        )
+    notes = list(found.notes)
+    focus = next((name for name in options.policies if name in found.policies), None)
+    if found.loads:
+        table = found.tuned_table()
+        spec = table_name(table.ranges)
+        notes.append(f"The table that the fixed depths of these runs imply, in hindsight: {spec}")
+        for name in options.policies:
+            notes += verdicts(found, name)
+    cost = decoder.engine.cost
+    config = config_of(options, minutes_used=minutes)
+    results = Results.collect(
+        command_line(), config, found.rows(), device=str(decoder.target.device)
+    )
+    results.save(folder / "results.json")
+    report = write_report(folder, results, cost, focus=focus, notes=notes)
+    show_comparison(console, found, results)
+    for note in notes:
+        console.show(note)
+    console.say(f"Wrote {report} and {folder / 'results.json'}.")
+    console.finish({"results": results.as_mapping(), "notes": notes, "folder": str(folder)})
+    if found.interrupted:
+        raise Interrupted(f"interrupted; complete blocks are in {folder}.")
+
+
+def table_name(ranges: tuple[tuple[int, int, int], ...]) -> str:
+    """A table as `--policies` takes it: "table:1-2=4,3-8=2,9-=0"."""
+    entries = [f"{low}-{high}={depth}" for low, high, depth in ranges[:-1]]
+    low, _, depth = ranges[-1]
+    return "table:" + ",".join([*entries, f"{low}-={depth}"])

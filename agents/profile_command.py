@@ -1,0 +1,178 @@
+"""`specdepth profile`: what passes cost on this machine, and what speculation does to the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .console import Console, Interrupted
+from .options import PromptOptions
+
+if TYPE_CHECKING:
+    from specdepth.decoder.speculative_decoder import SpeculativeDecoder
+    from specdepth.scheduler.cost import CostModel
+
+    from .comparison import Comparison
+
+COST_FILE = "cost.json"
+OVERHEAD_ROUNDS = 16
+DECODE_SHARE = 0.4
+"""Share of the time that goes into decoding, for FLOPs and bytes a token as they really are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options(PromptOptions):
+    """Measure what passes of the models cost on this machine.
+
+    Prints pass times by size with the knee (where time doubles), achieved arithmetic and bandwidth, and
+    the work a token takes with and without speculation, measured on a few prompts. Writes cost.json,
+    which other commands take as --cost, knee.svg and report.html.
+
+    specdepth profile --minutes 2 --out runs/profile
+    """
+
+    minutes: float = 1.5
+    """Time to spend; a slow model gets a shorter grid."""
+    depth: int = 4
+    """Fixed depth that is compared with none."""
+
+
+def run(options: Options, console: Console) -> None:
+    """Measure and write.
+
+    Raises:
+        ValueError: bad options.
+        Interrupted: after Ctrl-C; the pass times are kept if they were complete.
+    """
+    from specdepth.decoder.config import SamplingParams
+
+    from . import plots
+    from .evaluate import evaluate
+    from .report import write_report
+    from .results import Results, write_atomically
+    from .session import (
+        command_line,
+        config_of,
+        find_prompts,
+        load_decoder,
+        make_folder,
+        make_policies,
+        make_prompt_requests,
+        new_folder,
+    )
+    from .verdicts import show_arithmetic
+
+    if not 0 < options.minutes < float("inf"):
+        raise ValueError(f"minutes must be above 0, got {options.minutes}.")
+    names = ["off", f"fixed:{options.depth}"]
+    folder = new_folder(options, "profile")
+    prompts = find_prompts(options, "train")
+    decoder = load_decoder(options, console)
+    policies = make_policies(decoder, names)
+    sampling = SamplingParams(max_new_tokens=options.max_new_tokens, seed=options.seed)
+    requests = (
+        make_prompt_requests(decoder, prompts, sampling) if decoder.tokenizer is not None else []
+    )
+    with console.progress("Measuring passes") as update:
+        cost = measure_cost(
+            decoder, 60 * options.minutes * (1 - DECODE_SHARE), options.seed, update
+        )
+    cost.save(make_folder(folder) / COST_FILE)
+    write_atomically(folder / "knee.svg", plots.knee_plot(cost))
+    found: Comparison | None = None
+    if requests:
+        with console.progress("Decoding with and without speculation") as progress:
+            minutes = options.minutes * DECODE_SHARE
+            found = evaluate(decoder, policies, requests, [1], minutes=minutes, progress=progress)
+    rows = found.rows() if found is not None else []
+    results = Results.collect(command_line(), config_of(options), rows, device=cost.device)
+    results.save(folder / "results.json")
+    notes = [] if found is None else found.notes
+    report = write_report(folder, results, cost, title="What a pass costs", notes=notes)
+    show_cost(console, cost)
+    show_arithmetic(console, results, cost, names[1:])
+    console.say(f"Wrote {report} and {folder / COST_FILE}.")
+    console.finish(
+        {
+            "cost": cost.to_dict(),
+            "knee_tokens": cost.knee_tokens(),
+            "free_tokens": cost.free_tokens(),
+            "results": results.as_mapping(),
+            "folder": str(folder),
+        }
+    )
+    if found is not None and found.interrupted:
+        raise Interrupted(f"interrupted; the pass times are in {folder / COST_FILE}.")
+
+
+def measure_cost(
+    decoder: SpeculativeDecoder,
+    seconds: float,
+    seed: int = 0,
+    progress: Callable[[float, str], None] | None = None,
+) -> CostModel:
+    """Profile the decoder's passes and the rest of its rounds, and let its schedulers see the prices.
+
+    Args:
+        decoder: idle.
+        seconds: wall time to spend.
+        seed: of the order of passes.
+        progress: called with the share that is done.
+    """
+    from specdepth.decoder.profiler import profile
+    from specdepth.decoder.roofline import ModelSize
+
+    target = decoder.target
+    cost = profile(
+        decoder.runner,
+        name=decoder.model_pair,
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        size=ModelSize(
+            num_parameters=target.num_parameters,
+            weight_bytes=target.weight_bytes,
+            flops_per_token=target.flops_per_token,
+            kv_bytes_per_token=target.kv_bytes_per_token,
+        ),
+        time_budget_s=seconds,
+        seed=seed,
+        progress=None if progress is None else lambda share: progress(share, ""),
+    )
+    cost = replace(cost, overhead_s=_overhead_s(decoder))
+    decoder.engine.cost = cost
+    return cost
+
+
+def show_cost(console: Console, cost: CostModel) -> None:
+    """Print the pass times, the knee and what is free below it."""
+    from .tables import draft_grid, pass_grid
+
+    console.table(pass_grid(cost))
+    drafts = draft_grid(cost)
+    if drafts is not None:
+        console.table(drafts)
+    knee, last = cost.knee_tokens(), cost.tokens[-1]
+    where = f"at {knee}" if knee <= last else f"beyond the {last} measured"
+    console.show(
+        f"Knee: a pass takes twice the time of one token {where} packed tokens; "
+        f"{cost.free_tokens()} tokens join a one-token pass for at most 10 % more time."
+    )
+
+
+def _overhead_s(decoder: SpeculativeDecoder) -> float:
+    """Seconds of a round outside its passes, from a few real rounds of a few sequences."""
+    from specdepth.decoder.config import SamplingParams
+    from specdepth.decoder.profiler import round_overhead_s
+    from specdepth.decoder.serving import serve
+    from specdepth.decoder.workload import ClosedLoop, Workload, WorkloadRequest
+    from specdepth.scheduler.baselines import FixedDepth
+
+    load = min(4, decoder.config.max_num_seqs)
+    request = WorkloadRequest(
+        prompt_token_ids=(1, 2, 3, 4) * 2,
+        sampling=SamplingParams(max_new_tokens=OVERHEAD_ROUNDS, ignore_eos=True),
+    )
+    workload = Workload(requests=(request,) * load, process=ClosedLoop.constant(load))
+    metrics = serve(decoder.engine, workload, FixedDepth(0)).metrics
+    return round_overhead_s(metrics.schedule_s, metrics.other_s, metrics.num_rounds)

@@ -1,0 +1,422 @@
+"""Training: PPO on the real engine, each slot an agent, bounded by time or steps."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.logger import KVWriter, Logger
+from torch import nn
+
+from specdepth.decoder.prompts import load_prompt_file
+from specdepth.decoder.speculative_decoder import SpeculativeDecoder
+from specdepth.decoder.workload import Workload
+from specdepth.envs import LIVE_DECODE
+from specdepth.envs.reward import ReferenceRate
+from specdepth.envs.workload_config import PromptLike, PromptPool
+from specdepth.scheduler.baselines.registry import make_scheduler
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.policy_file import PolicyCard
+
+from .callbacks import (
+    EpisodeMonitor,
+    Progress,
+    ReportProgress,
+    TimeLimit,
+    TrainProgress,
+    UpdateCycle,
+)
+from .checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
+from .export import export_policy
+from .policy_card import git_sha
+from .progress_csv import ProgressCsv
+from .results import check_writable, collect_device, collect_versions, write_atomically
+from .rollout import SlotRolloutBuffer
+from .slot_policy import SlotFeatures, SlotPolicy
+from .slot_vec_env import SlotVecEnv
+from .tracking import WandbTracker
+from .train_config import CONFIG_FILE, PPOConfig, TrainConfig
+from .warm_start import WarmStartResult, warm_start
+
+logger = logging.getLogger(__name__)
+
+COMMAND_FILE = "command.txt"
+PROGRESS_FILE = "progress.csv"
+MONITOR_FILE = "monitor.csv"
+POLICY_FOLDER = "policy"
+NO_LIMIT = 10**15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a training run left."""
+
+    folder: Path
+    """Of the run: config.json, command.txt, progress.csv, monitor.csv, model.zip, state.json, policy/."""
+    policy_folder: Path
+    """What `load_policy` and `LearnedScheduler.load` take."""
+    interrupted: bool
+    """Whether Ctrl-C ended it; everything is there all the same."""
+    num_updates: int
+    """Of the policy, earlier sessions included."""
+    num_rounds: int
+    """Rounds of the engine, warm start and earlier sessions included."""
+    num_decisions: int
+    """Depths chosen for running sequences in them."""
+    num_timesteps: int
+    """By stable-baselines3's count: rounds times slots, without the warm start."""
+    elapsed_s: float
+    """Wall time of this session."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of decoding in the last rollout; see `DecodeStats.as_dict`."""
+    warm_start: WarmStartResult | None = None
+    """None without one, and in resumed sessions."""
+    sync_command: str | None = None
+    """Sends an offline W&B run later; show it to the user."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """A training session under way."""
+
+    config: TrainConfig
+    env: SlotVecEnv
+    model: PPO
+    num_updates: int
+    loads: tuple[int, ...]
+    start_s: float
+    tracker: WandbTracker | None = None
+    warm_start: WarmStartResult | None = None
+    interrupted: bool = False
+
+    @property
+    def deadline_s(self) -> float | None:
+        minutes = self.config.minutes
+        return None if minutes is None else self.start_s + 60 * minutes
+
+
+def train(
+    config: TrainConfig,
+    decoder: SpeculativeDecoder | None = None,
+    progress: Progress | None = None,
+    *,
+    prompts: Sequence[PromptLike] | None = None,
+    resume: bool = False,
+) -> TrainResult:
+    """Train a policy and export it.
+
+    PPO on the CPU drives the decoder's engine through workloads drawn from `config`. Ctrl-C, like
+    the end of the time, leaves a checkpoint and an exported policy.
+
+    Args:
+        config: everything there is to choose. To go on with a run take `resumed_config`.
+        decoder: a decoder to use instead of the one that `config.decoder` names; its engine must be
+            idle.
+        progress: told how far training is.
+        prompts: instead of those that `config.prompts` names: texts, token lists or `Prompt`s.
+        resume: go on with the run in `config.out`: weights, optimiser, normalisation, counts and
+            random generators; workloads start anew. Loads pickled objects: for your own runs only.
+
+    Returns:
+        Where things are, and how training went.
+
+    Raises:
+        ValueError: a setting that does not fit, a folder that holds another run or cannot be written
+            to, or with `resume` no run to go on with.
+    """
+    start_s = time.monotonic()
+    folder = config.out
+    _claim(folder, resume)
+    decoder = decoder or make_decoder(config)
+    env = make_env(config, decoder, prompts)
+    with _session(config, env, resume, start_s) as session:
+        cycle = UpdateCycle(
+            session.env,
+            session.num_updates,
+            session.loads,
+            lambda: _save(session, cycle),
+            60 * config.checkpoint_minutes,
+        )
+        try:
+            if not resume:
+                _warm_start(session, decoder, progress)
+            _learn(session, cycle, progress)
+        except KeyboardInterrupt:
+            logger.warning("interrupted; keeping what there is in %s.", folder)
+            session.interrupted = True
+            cycle.settle()
+        _save(session, cycle)
+        return _export(session, decoder, cycle)
+
+
+def resumed_config(
+    folder: Path, *, minutes: float | None, timesteps: int | None, track: bool = False
+) -> TrainConfig:
+    """Settings of the run in `folder`, with a new end: `minutes` and `timesteps` are for the new
+    session alone.
+
+    Raises:
+        ValueError: no run there.
+    """
+    config = TrainConfig.load(folder)
+    return replace(config, out=folder, minutes=minutes, timesteps=timesteps, track=track)
+
+
+def make_decoder(config: TrainConfig) -> SpeculativeDecoder:
+    """Load the models that `config.decoder` names.
+
+    Raises:
+        ValueError: see `SpeculativeDecoder.from_pretrained` and `CostModel.load`.
+    """
+    chosen = config.decoder
+    cost = None if chosen.cost is None else CostModel.load(chosen.cost)
+    if cost is None:
+        logger.warning("no cost model given: prices are made up; run `specdepth profile` first.")
+    return SpeculativeDecoder.from_pretrained(
+        chosen.target,
+        chosen.draft,
+        max_num_speculative_tokens=chosen.max_num_speculative_tokens,
+        max_num_seqs=chosen.max_num_seqs,
+        dtype=chosen.dtype,
+        device=chosen.device,
+        verification=chosen.verification,
+        cost=cost,
+    )
+
+
+def make_env(
+    config: TrainConfig,
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[PromptLike] | None = None,
+) -> SlotVecEnv:
+    """The slots of `decoder` as agents on workloads drawn from `config`; see `train`."""
+    if prompts is None and config.prompts is not None:
+        prompts = tuple(p for p in load_prompt_file(config.prompts) if p.split == "train")
+    pool = PromptPool(decoder, prompts)
+
+    def draw(rng: np.random.Generator) -> Workload:
+        return pool.workload(config.workload, rng)
+
+    engine = decoder.engine
+    rates = ReferenceRate(engine.cost, engine.config.max_num_seqs, by_load=config.by_load)
+    return SlotVecEnv([engine], draw, rates, timing=config.reward.timing, seed=config.seed)
+
+
+def make_model(config: PPOConfig, env: SlotVecEnv, seed: int) -> PPO:
+    """PPO with a policy shared by all slots; `PPO.train` is stable-baselines3's own."""
+    cost = env.engines[0].cost
+    reference_s = config.reference_round_s or float(cost.round_s(np.zeros(1, np.int64)))
+    with warnings.catch_warnings():
+        # It counts rows of empty slots, of which the buffer yields none.
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        model = PPO(
+            SlotPolicy,
+            env,
+            learning_rate=config.learning_rate,
+            n_steps=config.n_steps,
+            batch_size=config.batch_size,
+            n_epochs=config.n_epochs,
+            gamma=config.discount,
+            gae_lambda=config.gae_lambda,
+            clip_range=config.clip_range,
+            ent_coef=config.ent_coef,
+            vf_coef=config.vf_coef,
+            max_grad_norm=config.max_grad_norm,
+            target_kl=config.target_kl,
+            rollout_buffer_class=SlotRolloutBuffer,
+            rollout_buffer_kwargs={"reference_round_s": reference_s},
+            policy_kwargs={
+                "features_extractor_class": SlotFeatures,
+                "net_arch": {"pi": list(config.hidden), "vf": list(config.hidden)},
+                "activation_fn": nn.Tanh if config.activation == "tanh" else nn.ReLU,
+            },
+            seed=seed,
+            device="cpu",
+        )
+    return connect(model, env)
+
+
+def connect(model: PPO, env: SlotVecEnv) -> PPO:
+    """Tell the model's rollout buffer where seconds and activity come from."""
+    assert isinstance(model.rollout_buffer, SlotRolloutBuffer)
+    model.rollout_buffer.source = env
+    return model
+
+
+def _claim(folder: Path, resume: bool) -> None:
+    check_writable(folder / CONFIG_FILE)
+    if not resume and (folder / CONFIG_FILE).exists():
+        raise ValueError(
+            f"{folder} already holds a run; choose another --out, or go on with --resume {folder}."
+        )
+    if resume and not (folder / MODEL_FILE).is_file():
+        raise ValueError(f"no run to resume in {folder}: it has no {MODEL_FILE}.")
+
+
+@contextmanager
+def _session(
+    config: TrainConfig, env: SlotVecEnv, resume: bool, start_s: float
+) -> Iterator[_Session]:
+    folder, tracker = config.out, None
+    try:
+        if resume:
+            model, num_updates, loads = load_checkpoint(folder, env)
+            connect(model, env)
+        else:
+            model, num_updates, loads = make_model(config.ppo, env, config.seed), 0, ()
+        config.save(folder)
+        write_atomically(folder / COMMAND_FILE, command_line() + "\n")
+        outputs: list[KVWriter] = [ProgressCsv(folder / PROGRESS_FILE)]
+        if config.track:
+            tracker = WandbTracker(config, folder)
+            outputs.append(tracker)
+        model.set_logger(Logger(str(folder), outputs))
+        yield _Session(config, env, model, num_updates, loads, start_s, tracker)
+    except BaseException:
+        if tracker is not None:
+            tracker.fail()
+        raise
+    finally:
+        env.close()
+
+
+def _save(session: _Session, cycle: UpdateCycle) -> None:
+    checkpoint = Checkpoint(session.model, cycle.num_updates, tuple(cycle.loads))
+    save_checkpoint(session.config.out, checkpoint, session.env)
+
+
+def command_line() -> str:
+    """How this process was started, without the folder of its program."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    return shlex.join([program, *sys.argv[1:]])
+
+
+def _warm_start(session: _Session, decoder: SpeculativeDecoder, progress: Progress | None) -> None:
+    config = session.config.warm_start
+    if config.scheduler == "none":
+        return
+    engine = decoder.engine.config
+    make = partial(
+        make_scheduler,
+        config.scheduler,
+        max_num_speculative_tokens=engine.max_num_speculative_tokens,
+    )
+    minutes = session.config.minutes
+    deadline_s = None if minutes is None else session.start_s + 60 * minutes * config.max_share
+
+    def report(share: float) -> None:
+        if progress is not None:
+            elapsed_s = time.monotonic() - session.start_s
+            done = share * config.max_share if minutes is None else elapsed_s / (60 * minutes)
+            progress(
+                TrainProgress(
+                    stage="warm start",
+                    fraction=min(done, 1.0),
+                    elapsed_s=elapsed_s,
+                    num_updates=0,
+                    num_rounds=session.env.num_rounds,
+                    metrics={},
+                )
+            )
+
+    session.warm_start = warm_start(
+        session.model,
+        session.env,
+        make,
+        config,
+        seed=session.config.seed,
+        deadline_s=deadline_s,
+        progress=report,
+    )
+    logger.info("warm start from %s: %s", config.scheduler, session.warm_start)
+
+
+def _learn(session: _Session, cycle: UpdateCycle, progress: Progress | None) -> None:
+    config, model = session.config, session.model
+    first = model.num_timesteps
+    limit = config.timesteps or NO_LIMIT
+    monitor = EpisodeMonitor(
+        str(config.out / MONITOR_FILE), {"t_start": time.time(), "env_id": LIVE_DECODE}
+    )
+
+    def fraction() -> float:
+        by_steps = (model.num_timesteps - first) / limit
+        by_time = 0.0
+        if config.minutes is not None:
+            by_time = (time.monotonic() - session.start_s) / (60 * config.minutes)
+        return max(by_steps, by_time)
+
+    callbacks: list[BaseCallback] = [cycle, TimeLimit(session.deadline_s), monitor]
+    if progress is not None:
+        callbacks.append(ReportProgress(cycle, progress, session.start_s, fraction))
+    try:
+        model.learn(
+            limit,
+            CallbackList(callbacks),
+            log_interval=None,  # type: ignore[arg-type] # `UpdateCycle` writes the log
+            reset_num_timesteps=False,
+        )
+    finally:
+        monitor.close()
+
+
+def _export(session: _Session, decoder: SpeculativeDecoder, cycle: UpdateCycle) -> TrainResult:
+    config, env, model = session.config, session.env, session.model
+    elapsed_s = time.monotonic() - session.start_s
+    warm = config.warm_start.scheduler
+    machine = collect_device(str(decoder.target.device))
+    training: dict[str, Any] = {
+        "command": command_line(),
+        "seed": config.seed,
+        "minutes": round(elapsed_s / 60, 2),
+        "updates": cycle.num_updates,
+        "rounds": env.num_rounds,
+        "decisions": env.num_decisions,
+        "timesteps": model.num_timesteps,
+        "warm_start": warm,
+        "loads": cycle.loads,
+        "machine": f"{machine.get('gpu', machine['cpu'])}, {config.decoder.dtype}",
+        "metrics": cycle.metrics,
+        "config": config.to_dict(),
+    }
+    engine = decoder.engine
+    card = PolicyCard(
+        model_pair=decoder.model_pair,
+        drafter=engine.runner.drafter,
+        max_num_speculative_tokens=engine.config.max_num_speculative_tokens,
+        mask_depths=True,
+        env_id=LIVE_DECODE,
+        git_sha=git_sha(),
+        versions=collect_versions(),
+        training=training,
+    )
+    policy_folder = export_policy(model, config.out / POLICY_FOLDER, card)
+    sync_command = None
+    if session.tracker is not None:
+        session.tracker.log_policy(policy_folder, training, finished=not session.interrupted)
+        sync_command = session.tracker.finish()
+    return TrainResult(
+        folder=config.out,
+        policy_folder=policy_folder,
+        interrupted=session.interrupted,
+        num_updates=cycle.num_updates,
+        num_rounds=env.num_rounds,
+        num_decisions=env.num_decisions,
+        num_timesteps=model.num_timesteps,
+        elapsed_s=elapsed_s,
+        metrics=cycle.metrics,
+        warm_start=session.warm_start,
+        sync_command=sync_command,
+    )

@@ -1,0 +1,154 @@
+"""`specdepth train`: PPO on the running decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from .console import Console, Interrupted
+from .train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from .callbacks import TrainProgress
+    from .train import TrainResult
+
+PROFILE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Train a policy with PPO while the decoder serves training prompts, and export it.
+
+    All sequences share one policy, so it works for any batch size. The run's folder gets settings,
+    learning curve, checkpoint, pass times, and in policy/ what the decoder runs. Ctrl-C keeps what
+    there is; --resume goes on.
+
+    specdepth train --minutes 20 --out runs/mine --warm-start.scheduler table:1-2=4,3-8=2,9-=1
+
+    specdepth evaluate --policies policy:runs/mine/policy
+    """
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    """Settings of the run."""
+    env: Literal["live"] = "live"
+    """Environment: "live" is the decoder itself."""
+    resume: Path | None = None
+    """Go on with the run in this folder, by its own settings; only --minutes, --timesteps and --track
+    are taken from here. Loads pickled objects, so resume your own runs only."""
+    device: str | None = None
+    """The same as --decoder.device: "cpu", "cuda" or "cuda:1"."""
+    threads: int = 1
+    """Threads of torch on the CPU; one is steadier than two where cores are shared."""
+    json: bool = False
+    """Print the result as one JSON document on stdout, and everything else on stderr."""
+    quiet: bool = False
+    """No progress, results only."""
+    debug: bool = False
+    """Show where an error came from."""
+
+
+def run(options: Options, console: Console) -> None:
+    """Train and export.
+
+    Raises:
+        ValueError: bad options, a folder that holds another run.
+        Interrupted: after Ctrl-C; checkpoint and policy are kept.
+    """
+    from specdepth.decoder.default_model import default_model_path
+
+    from .profile_command import COST_FILE, measure_cost
+    from .session import make_folder, set_up_torch
+
+    config = options.config
+    if options.device is not None:
+        config = replace(config, decoder=replace(config.decoder, device=options.device))
+    set_up_torch(options.threads, config.seed)
+    from .train import make_decoder, resumed_config, train
+
+    if options.resume is not None:
+        config = resumed_config(
+            options.resume,
+            minutes=config.minutes,
+            timesteps=config.timesteps,
+            track=config.track,
+        )
+        console.say("Loading pickled objects of a run: resume your own runs only.")
+    else:
+        check_new_run(config.out)
+    if config.decoder.target == "default":
+        default_model_path(progress=console.say)
+    cost_file = config.out / COST_FILE
+    if options.resume is not None and cost_file.is_file():
+        # Where the run is now, which may not be where it was made.
+        config = replace(config, decoder=replace(config.decoder, cost=cost_file))
+    decoder = make_decoder(config)
+    if options.resume is None and config.decoder.cost is None:
+        with console.progress("Measuring passes") as update:
+            cost = measure_cost(decoder, PROFILE_SECONDS, config.seed, update)
+        make_folder(config.out)
+        cost.save(cost_file)
+        config = replace(config, decoder=replace(config.decoder, cost=cost_file))
+    with console.progress("Training") as update:
+        result = train(
+            config,
+            decoder,
+            progress=lambda at: update(at.fraction, describe(at)),
+            resume=options.resume is not None,
+        )
+    _conclude(console, result)
+
+
+def check_new_run(folder: Path) -> None:
+    """Refuse a folder that cannot take a new run, before any work.
+
+    Raises:
+        ValueError: it cannot be written to, or holds a run.
+    """
+    from .results import check_writable
+    from .train_config import CONFIG_FILE
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; name a folder.")
+    check_writable(folder / CONFIG_FILE)
+    if (folder / CONFIG_FILE).exists():
+        raise ValueError(
+            f"{folder} already holds a run; choose another --out, or go on with --resume {folder}."
+        )
+
+
+def describe(at: TrainProgress) -> str:
+    """How far training is, in a few words."""
+    speed = at.metrics.get("throughput_tok_s")
+    shown = "" if speed is None else f", {speed:.0f} tok/s"
+    return f"{at.stage}, {at.num_updates} updates, {at.num_rounds} rounds{shown}"
+
+
+def _conclude(console: Console, result: TrainResult) -> None:
+    console.show(
+        f"{result.num_updates} updates on {result.num_decisions} decisions in {result.num_rounds} "
+        f"rounds, {result.elapsed_s:.0f} s. Policy: {result.policy_folder}"
+    )
+    if result.sync_command is not None:
+        console.show(f"To send the offline W&B run: {result.sync_command}")
+    console.finish(
+        {
+            "folder": str(result.folder),
+            "policy": str(result.policy_folder),
+            "interrupted": result.interrupted,
+            "num_updates": result.num_updates,
+            "num_rounds": result.num_rounds,
+            "num_decisions": result.num_decisions,
+            "num_timesteps": result.num_timesteps,
+            "elapsed_s": result.elapsed_s,
+            "metrics": result.metrics,
+        }
+    )
+    if result.interrupted:
+        raise Interrupted(
+            f"interrupted; checkpoint and policy are in {result.folder}, go on with "
+            f"--resume {result.folder}."
+        )
+    console.say(f"Compare it with: specdepth evaluate --policies policy:{result.policy_folder}")

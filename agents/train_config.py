@@ -1,0 +1,284 @@
+"""Settings of a training run: one tree of frozen dataclasses, read by the command line and kept as
+`config.json` in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from specdepth.envs.reward import Timing
+from specdepth.envs.workload_config import WorkloadConfig
+from specdepth.scheduler.depth import VerificationRule
+
+from .results import write_atomically
+
+FORMAT = "specdepth-train-config"
+FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+_MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The decoder that training drives."""
+
+    target: str = "default"
+    """Hub name or folder of the target model; "default" is SmolLM2-135M-Instruct."""
+    draft: str = "prompt-lookup"
+    """"prompt-lookup", or hub name or folder of a draft model."""
+    max_num_speculative_tokens: int = 8
+    """K, the deepest depth; a policy is for one K."""
+    max_num_seqs: int = 16
+    """Sequences that run at once; an agent each."""
+    dtype: str = "bfloat16"
+    """Of the models."""
+    device: str | None = None
+    """Of the models; None takes a GPU if there is one. The policy itself always trains on the CPU."""
+    verification: VerificationRule = "rejection"
+    """Rule for sampled requests."""
+    cost: Path | None = None
+    """Cost model written by `specdepth profile`; None takes a made-up one, fine for a try only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOConfig:
+    """PPO of stable-baselines3 [Schulman et al. 2017, arXiv 1707.06347]."""
+
+    learning_rate: float = 3e-4
+    """Step of Adam."""
+    n_steps: int = 128
+    """Rounds between two updates."""
+    batch_size: int = 256
+    """Decisions in a minibatch."""
+    n_epochs: int = 6
+    """Passes over the decisions in an update."""
+    discount: float = 0.97
+    """Discount of what comes one `reference_round_s` later, in 0..1."""
+    reference_round_s: float | None = None
+    """Seconds that `discount` refers to; None takes a round of one sequence at depth 0 by the cost
+    model."""
+    gae_lambda: float = 0.9
+    """Lambda of the advantage estimate, 0..1, per step of an agent."""
+    clip_range: float = 0.2
+    """Bound of the policy ratio."""
+    ent_coef: float = 0.005
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the critic's loss."""
+    max_grad_norm: float = 0.5
+    """Bound of the gradient's norm."""
+    target_kl: float | None = 0.03
+    """An update stops early beyond 1.5 times this KL divergence; None never."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of policy and critic, which share none."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Between layers."""
+
+    def __post_init__(self) -> None:
+        if self.n_steps < 2 or self.batch_size < 2 or self.n_epochs < 1:
+            raise ValueError(
+                f"n_steps and batch_size must be at least 2 and n_epochs at least 1, got "
+                f"{self.n_steps}, {self.batch_size}, {self.n_epochs}."
+            )
+        for name in ("discount", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}.")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}.")
+        if self.reference_round_s is not None and not self.reference_round_s > 0:
+            raise ValueError(f"reference_round_s must be above 0, got {self.reference_round_s}.")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ValueError(f"hidden must hold widths of at least 1, got {self.hidden}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """What agents are paid; see `specdepth.envs.reward.slot_rewards`."""
+
+    timing: Timing = "modelled"
+    """Rounds are charged by the cost model ("modelled") or by the clock ("measured")."""
+    by_load: bool | None = None
+    """Whether each number of running sequences has its own seconds per token; None: in closed loops,
+    where the load is not the policy's doing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartConfig:
+    """Imitation before PPO, which from random weights tends to collapse to one depth."""
+
+    scheduler: str = "heuristic"
+    """What to imitate, by the names of `specdepth evaluate`: "fixed:4", "table:1-4=4,5-=1",
+    "heuristic", the folder of a policy; "none" starts from random weights."""
+    rounds: int = 150
+    """Rounds that it drives the engine for."""
+    epochs: int = 30
+    """Passes over the decisions of these rounds."""
+    smoothing: float = 0.15
+    """Share of the target given to all depths alike, 0..1, so that there is something left to explore."""
+    max_share: float = 0.3
+    """Largest share of `minutes` to spend on it, 0..1."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.epochs < 1:
+            raise ValueError(
+                f"rounds and epochs must be at least 1, got {self.rounds}, {self.epochs}."
+            )
+        for name in ("smoothing", "max_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackConfig:
+    """Where Weights & Biases puts a run; used with `track` only."""
+
+    project: str = "specdepth"
+    """Project."""
+    entity: str | None = None
+    """User or team; None is the default one."""
+    group: str | None = None
+    """Runs that belong together, such as the seeds of one variant."""
+    tags: tuple[str, ...] = ()
+    """Besides the package versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A training run on the live environment."""
+
+    out: Path = Path("runs/train")
+    """Folder of the run; must not hold another one."""
+    seed: int = 0
+    """Of weights, workloads and minibatches."""
+    minutes: float | None = 4.0
+    """Wall time to train for; None for no limit."""
+    timesteps: int | None = None
+    """stable-baselines3's count to stop at: rounds times slots, empty ones included; None for no
+    limit."""
+    checkpoint_minutes: float = 1.0
+    """Wall time between checkpoints; one more is written at the end and on Ctrl-C."""
+    prompts: Path | None = None
+    """Prompts, a text file with one a line or JSONL, of which the training half is used; None takes the
+    shipped ones."""
+    track: bool = False
+    """Log to Weights & Biases."""
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    wandb: TrackConfig = field(default_factory=TrackConfig)
+
+    def __post_init__(self) -> None:
+        if self.minutes is None and self.timesteps is None:
+            raise ValueError("training needs an end: set minutes or timesteps.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes must be above 0, got {self.minutes}.")
+        if self.timesteps is not None and self.timesteps < 1:
+            raise ValueError(f"timesteps must be at least 1, got {self.timesteps}.")
+        if not self.checkpoint_minutes >= 0:
+            raise ValueError(
+                f"checkpoint_minutes must be 0 or more, got {self.checkpoint_minutes}."
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}.")
+
+    @property
+    def by_load(self) -> bool:
+        """Whether each load has its own reference rate."""
+        return (
+            not self.workload.is_open_loop if self.reward.by_load is None else self.reward.by_load
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as JSON values."""
+        settings: dict[str, Any] = _plain(asdict(self))
+        return settings
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write `config.json` into `folder`, whole or not at all."""
+        document = {"format": FORMAT, "format_version": FORMAT_VERSION} | self.to_dict()
+        write_atomically(Path(folder) / CONFIG_FILE, json.dumps(document, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> TrainConfig:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: missing, damaged or foreign file, unknown settings, values out of range.
+        """
+        path = Path(folder) / CONFIG_FILE
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_FILE_BYTES + 1)
+            if len(data) > _MAX_FILE_BYTES:
+                raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes, which no settings are.")
+            return cls.from_dict(json.loads(data.decode("utf-8")))
+        except OSError as error:
+            raise ValueError(f"no training run in {folder}: {error.strerror}.") from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"cannot use {path}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> TrainConfig:
+        """Inverse of `to_dict`, with the format in it.
+
+        Raises:
+            ValueError: another format or version, or an unknown setting.
+        """
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+            raise ValueError(f'these are no training settings: "format" must be "{FORMAT}".')
+        version = document.get("format_version")
+        if version != FORMAT_VERSION or isinstance(version, bool):
+            raise ValueError(f"format version {version!r}, this specdepth reads {FORMAT_VERSION}.")
+        values = {k: v for k, v in document.items() if k not in ("format", "format_version")}
+        for name, kind in _NESTED.items():
+            if name in values:
+                values[name] = _build(kind, values[name])
+        for name in ("out", "prompts"):
+            values[name] = _path(values.get(name)) or cls.__dataclass_fields__[name].default
+        built = _build(cls, values)
+        assert isinstance(built, TrainConfig)
+        return built
+
+
+_NESTED: dict[str, type] = {
+    "decoder": DecoderConfig,
+    "workload": WorkloadConfig,
+    "ppo": PPOConfig,
+    "reward": RewardConfig,
+    "warm_start": WarmStartConfig,
+    "wandb": TrackConfig,
+}
+
+
+def _build(kind: type, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{kind.__name__} must be an object, got {values!r}.")
+    known = {f.name for f in fields(kind)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"unknown settings {', '.join(unknown)} of {kind.__name__}.")
+    made = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    if kind is DecoderConfig:
+        made["cost"] = _path(made.get("cost"))
+    return kind(**made)
+
+
+def _path(value: Any) -> Path | None:
+    if value is not None and not isinstance(value, str | Path):
+        raise ValueError(f"expected a path, got {value!r}.")
+    return None if value is None else Path(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdepth.envs.reward import (
+    ReferenceRate,
+    added_s,
+    charged_s,
+    depth_0_seconds_per_token,
+    modelled_s,
+    slot_rewards,
+)
+from specdepth.envs.workload_config import PromptPool, WorkloadConfig
+from specdepth.envs.workload_run import WorkloadRun
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.state import RoundOutcome, RoundState
+from tests.decoder.tiny import noisy_copy
+from tests.envs.toy import toy_decoder, toy_model, toy_prompts
+
+LINEAR = CostModel.linear(base_s=0.05, token_s=0.003)
+
+
+def real_rounds(
+    depths: list[int], cost: CostModel = LINEAR, **options: Any
+) -> list[tuple[RoundState, RoundOutcome]]:
+    """The first rounds of four requests, each sequence always with its own depth."""
+    decoder = toy_decoder(cost=cost, **options)
+    config = WorkloadConfig(arrivals="constant", num_requests=4, concurrency=4, max_new_tokens=20)
+    workload = PromptPool(decoder, toy_prompts()).workload(config, np.random.default_rng(0))
+    run = WorkloadRun(decoder.engine, workload)
+    rounds = []
+    state = run.next_decision()
+    while state is not None and len(rounds) < 4:
+        outcome = run.finish_round(np.array(depths)[state.slots])
+        rounds.append((state, outcome))
+        state = run.next_decision()
+    return rounds
+
+
+def test_modelled_seconds_are_those_of_the_virtual_clock() -> None:
+    cost = CostModel.linear(base_s=0.05, token_s=0.003, context_s=1e-5, overhead_s=0.002)
+    for _, outcome in real_rounds([0, 1, 2, 4], cost):
+        assert modelled_s(outcome, cost) == pytest.approx(charged_s(outcome))
+
+
+def test_charged_seconds_leave_out_the_time_to_decide() -> None:
+    decoder = toy_decoder()
+    config = WorkloadConfig(arrivals="constant", num_requests=1, concurrency=1, max_new_tokens=9)
+    workload = PromptPool(decoder, toy_prompts()).workload(config, np.random.default_rng(0))
+    run = WorkloadRun(decoder.engine, workload)
+    run.next_decision()
+    decoder.engine.clock.wait_until(decoder.engine.clock.now() + 5)
+    outcome = run.finish_round(np.array([0]))
+    assert outcome.elapsed_s > 5
+    assert charged_s(outcome) == pytest.approx(0.05 + 5 * 0.003)
+
+
+def test_a_sequence_adds_its_drafted_tokens_to_the_pass() -> None:
+    for state, outcome in real_rounds([0, 1, 2, 4]):
+        assert added_s(state, outcome, LINEAR) == pytest.approx(0.003 * outcome.num_drafted)
+
+
+def test_below_the_knee_drafts_are_free() -> None:
+    cost = CostModel.linear(base_s=0.05, token_s=0.003, knee=64)
+    for state, outcome in real_rounds([0, 1, 2, 4], cost)[1:]:
+        assert added_s(state, outcome, cost) == pytest.approx(np.zeros(4))
+
+
+def draft_rounds(depths: list[int]) -> tuple[CostModel, list[tuple[RoundState, RoundOutcome]]]:
+    cost = CostModel.linear(base_s=0.05, token_s=0.003, draft_base_s=0.01, draft_token_s=0.001)
+    return cost, real_rounds(depths, cost, draft=noisy_copy(toy_model(), 0.1))
+
+
+def test_the_deepest_sequence_pays_for_the_draft_passes_that_it_needs_alone() -> None:
+    cost, rounds = draft_rounds([0, 1, 1, 4])
+    state, outcome = rounds[1]
+    assert outcome.num_proposed.tolist() == [0, 1, 1, 4]
+    lag = np.maximum(state.draft_lag, 0)
+    expected = [
+        0.0,
+        0.001 + 0.003,
+        0.001 + 0.003,
+        # one place in the pass of three, three passes of its own
+        0.001 + 3 * 0.011 + 4 * 0.003,
+    ]
+    assert added_s(state, outcome, cost) == pytest.approx(
+        expected + 0.001 * lag * (outcome.num_proposed > 0)
+    )
+
+
+def test_what_a_sequence_adds_is_what_the_round_saves_without_it() -> None:
+    cost, rounds = draft_rounds([4, 2, 0, 3])
+    for state, outcome in rounds[1:]:
+        depths = outcome.num_drafted
+        lag = np.maximum(state.draft_lag, 0)
+
+        def seconds(depths: Any, state: RoundState = state, lag: Any = lag) -> float:
+            return float(
+                cost.round_s(
+                    depths,
+                    num_prefill_tokens=0,
+                    num_context_tokens=state.num_context_tokens,
+                    num_catch_up_tokens=int(lag[depths > 0].sum()),
+                )
+            )
+
+        saved = [
+            seconds(depths) - seconds(np.where(np.arange(4) == i, 0, depths)) for i in range(4)
+        ]
+        assert added_s(state, outcome, cost) == pytest.approx(np.array(saved))
+
+
+@given(
+    depths=st.lists(st.integers(0, 4), min_size=4, max_size=4),
+    elapsed_s=st.floats(0.001, 1.0),
+    price=st.floats(0.001, 1.0),
+)
+def test_rewards_of_the_slots_sum_to_the_rounds(
+    depths: list[int], elapsed_s: float, price: float
+) -> None:
+    state, outcome = ROUNDS[sum(depths) % len(ROUNDS)]
+    rewards = slot_rewards(
+        state, outcome, elapsed_s=elapsed_s, seconds_per_token=price, cost=LINEAR
+    )
+    whole = outcome.num_committed.sum() - elapsed_s / price
+    assert rewards.sum() == pytest.approx(whole, rel=1e-9, abs=1e-9)
+
+
+def test_one_more_rejected_token_costs_exactly_what_it_adds() -> None:
+    """A difference reward: the rest of the round is the same, whatever the sequence does."""
+    state, outcome = ROUNDS[1]
+    added = added_s(state, outcome, LINEAR)
+    whole = modelled_s(outcome, LINEAR)
+    rewards = slot_rewards(state, outcome, elapsed_s=whole, seconds_per_token=0.01, cost=LINEAR)
+    base_s = 0.05 + 3 * 0.003  # the same round at depth 0
+    expected = outcome.num_committed - (added + base_s / 4) / 0.01
+    assert rewards == pytest.approx(expected)
+
+
+def test_the_reference_rate_starts_as_decoding_without_speculation() -> None:
+    rates = ReferenceRate(LINEAR, 4)
+    assert [rates(n) for n in (1, 2, 4)] == pytest.approx([0.05, 0.053 / 2, 0.059 / 4])
+    assert rates(4) == pytest.approx(depth_0_seconds_per_token(LINEAR, 4))
+
+
+def test_the_reference_rate_moves_towards_what_is_measured_when_it_is_refreshed() -> None:
+    rates = ReferenceRate(LINEAR, 4, prior_rounds=10)
+    for _ in range(10):
+        rates.note(2, 0.053, 4)
+    assert rates(2) == pytest.approx(0.053 / 2)
+    rates.refresh()
+    assert rates(2) == pytest.approx(2 * 0.53 / (20 + 40))
+    assert rates(1) == pytest.approx(0.05)
+
+
+def test_one_rate_for_all_loads_is_that_of_all_rounds() -> None:
+    rates = ReferenceRate(LINEAR, 4, by_load=False, prior_rounds=1)
+    rates.note(1, 50.0, 1000)
+    rates.note(2, 50.0, 3000)
+    rates.refresh()
+    assert rates(1) == rates(4) == pytest.approx(100 / 4000, rel=0.01)
+
+
+def test_the_reference_rate_can_be_saved_and_put_back() -> None:
+    rates = ReferenceRate(LINEAR, 4)
+    rates.note(3, 1.0, 7)
+    rates.refresh()
+    other = ReferenceRate(LINEAR, 4)
+    other.restore(rates.state())
+    assert [other(n) for n in range(5)] == [rates(n) for n in range(5)]
+    with pytest.raises(ValueError, match="rates for 4 slots, expected 8"):
+        ReferenceRate(LINEAR, 8).restore(rates.state())
+
+
+ROUNDS = real_rounds([0, 1, 2, 4])
