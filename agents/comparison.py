@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdepth.decoder.metrics import EngineMetrics
 from specdepth.decoder.serving import ServeResult
-from specdepth.scheduler.baselines import TableDepth
-from specdepth.scheduler.baselines.table import OPEN_END
 
-from .intervals import CONFIDENCE, NUM_RESAMPLES, Interval, geometric_mean
+from .intervals import CONFIDENCE, NUM_RESAMPLES, Interval
 from .results import ResultRow, rows_from_metrics
 
 OFF = "off"
 MIN_REQUESTS = 4
 """Below, no interval is given: so few requests say nothing about others."""
-BUSY_MACHINE = 1.1
-"""Ratio between the largest and the smallest wait for a core that readers are told of."""
+ClockKind = Literal["wall", "cpu", "virtual"]
 
 
 class LoadRuns:
@@ -32,8 +29,8 @@ class LoadRuns:
         policies: names.
         num_blocks: complete ones.
         metrics: by policy, over all its blocks.
-        makespan_s, cpu_s: by policy, the sum over blocks.
-        requests: indices of the requests, in the order of the rows below.
+        num_repeats: times that requests were served.
+        makespan_s, wall_s: by policy, the sum over blocks, on the engine's clock and by the wall.
     """
 
     def __init__(self, policies: Sequence[str]) -> None:
@@ -42,7 +39,7 @@ class LoadRuns:
         self.num_repeats = 0
         self.metrics: dict[str, EngineMetrics] = {}
         self.makespan_s = dict.fromkeys(self.policies, 0.0)
-        self.cpu_s = dict.fromkeys(self.policies, 0.0)
+        self.wall_s = dict.fromkeys(self.policies, 0.0)
         self._in_flight_s = dict.fromkeys(self.policies, 0.0)
         self._texts: dict[str, list[list[int]]] = {name: [] for name in self.policies}
         self._rows: dict[int, int] = {}
@@ -67,10 +64,10 @@ class LoadRuns:
             missing = len(self._rows) - len(self._sums[name])
             sums = np.concatenate([self._sums[name], np.zeros((missing, 3))])
             tokens = [len(result.token_ids) for result in one.results]
-            sums[at] += np.column_stack([tokens, one.request_s, one.request_cpu_s])
+            sums[at] += np.column_stack([tokens, one.request_s, one.request_wall_s])
             self._sums[name] = sums
             self.makespan_s[name] += one.makespan_s
-            self.cpu_s[name] += one.cpu_s
+            self.wall_s[name] += one.wall_s
             self._in_flight_s[name] += one.mean_in_flight * one.makespan_s
             self._texts[name] += [result.token_ids for result in one.results]
             self.metrics[name] = one.metrics
@@ -89,16 +86,16 @@ class LoadRuns:
         pairs = list(zip(self._texts[policy], self._texts[reference], strict=True))
         return sum(a != b for a, b in pairs) / len(pairs)
 
-    def throughput(self, policy: str, *, cpu: bool = False, seed: int = 0) -> Interval:
-        """Tokens a second of makespan, or of CPU time, with an interval over requests."""
-        return self._estimate(policy, None, cpu, seed)
+    def throughput(self, policy: str, *, wall: bool = False, seed: int = 0) -> Interval:
+        """Tokens a second of the engine's clock, or of wall time, with an interval over requests."""
+        return self._estimate(policy, None, wall, seed)
 
-    def ratio(self, policy: str, reference: str, *, cpu: bool = False, seed: int = 0) -> Interval:
+    def ratio(self, policy: str, reference: str, *, wall: bool = False, seed: int = 0) -> Interval:
         """Throughput of `policy` over that of `reference`; requests are resampled in pairs."""
-        return self._estimate(policy, reference, cpu, seed)
+        return self._estimate(policy, reference, wall, seed)
 
-    def _estimate(self, policy: str, reference: str | None, cpu: bool, seed: int) -> Interval:
-        column = 2 if cpu else 1
+    def _estimate(self, policy: str, reference: str | None, wall: bool, seed: int) -> Interval:
+        column = 2 if wall else 1
 
         def value(index: NDArray[np.int64]) -> NDArray[np.float64]:
             mine = self._sums[policy][index]
@@ -125,44 +122,12 @@ class Comparison:
 
     runs: dict[int, LoadRuns]
     """By load, those with at least one complete block."""
-    has_cpu_time: bool = False
-    """Whether the CPU time of the thread is the whole work."""
+    clock: ClockKind = "wall"
+    """What the engine's clock told: wall time, CPU time of the thread that does all the work, or what
+    a cost model says."""
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
     """What was done, and what a reader should know."""
-
-    @property
-    def what_was_done(self) -> str:
-        """Requests and repeats by load, in a sentence."""
-        parts = []
-        for load, run in self.runs.items():
-            times = f" x {run.num_repeats}" if run.num_repeats > 1 else ""
-            few = ", too few for intervals" if run.num_requests < MIN_REQUESTS else ""
-            parts.append(f"{run.num_requests}{times} at load {load}{few}")
-        if not parts:
-            return "No block of requests was completed."
-        return (
-            "Requests that each policy served, interleaved: "
-            + "; ".join(parts)
-            + ". Intervals are over requests and do not cover the noise of the machine."
-        )
-
-    def machine_noise(self) -> list[str]:
-        """A sentence if others used the machine unevenly; CPU time tells."""
-        if not self.has_cpu_time:
-            return []
-        waits = [
-            run.makespan_s[name] / max(run.cpu_s[name], 1e-12)
-            for run in self.runs.values()
-            for name in run.policies
-        ]
-        if not waits or max(waits) < BUSY_MACHINE * min(waits):
-            return []
-        return [
-            f"The machine was busy with other things: runs took {min(waits):.2f} to "
-            f"{max(waits):.2f} times their CPU time. Trust CPU time here, and repeat on a quiet "
-            "machine for wall time."
-        ]
 
     @property
     def loads(self) -> list[int]:
@@ -187,32 +152,56 @@ class Comparison:
         return found
 
     def best_fixed(self, load: int) -> str:
-        """The fixed depth, "off" included, that was fastest in these very runs, by CPU time if known.
+        """The fixed depth, "off" included, that was fastest in these very runs.
 
         Chosen on the runs that it is judged by, so it flatters the fixed depths a little.
 
         Raises:
             ValueError: no fixed depth was run.
         """
-        run = self.runs[load]
-        return self._best(lambda name: self._rate(run, name))
+        run, names = self.runs[load], self.fixed_depths
+        if not names:
+            raise ValueError("no fixed depth was run, so there is no best one.")
+        return max(names, key=lambda name: run.throughput(name).value)
 
-    def best_single_fixed(self) -> str:
-        """The fixed depth with the highest geometric mean of throughput over loads."""
-        return self._best(
-            lambda name: geometric_mean([self._rate(run, name) for run in self.runs.values()])
-        )
-
-    def tuned_table(self) -> TableDepth:
-        """The batch-size table that takes the best fixed depth of each load.
-
-        A depth holds from its load to halfway (on a log scale) to the next.
-        """
-        loads = self.loads
-        depths = [self.fixed_depths[self.best_fixed(load)] for load in loads]
-        ends = [max(int(math.sqrt(a * b)), a) for a, b in pairwise(loads)]
-        lows, highs = [1, *(end + 1 for end in ends)], [*ends, OPEN_END]
-        return TableDepth(list(zip(lows, highs, depths, strict=True)))
+    def describe(self) -> list[str]:
+        """What was measured, and how far to trust it, in sentences."""
+        parts = []
+        for load, run in self.runs.items():
+            times = f" x {run.num_repeats}" if run.num_repeats > 1 else ""
+            few = " (too few for intervals)" if run.num_requests < MIN_REQUESTS else ""
+            parts.append(f"{run.num_requests}{times} at load {load}{few}")
+        if not parts:
+            return ["No block of requests was completed."]
+        notes = [
+            f"Each policy served the same requests, interleaved: {', '.join(parts)}. Intervals are "
+            "over requests and do not cover the noise of the machine."
+        ]
+        if self.clock == "cpu":
+            waits = [
+                run.wall_s[name] / max(run.makespan_s[name], 1e-12)
+                for run in self.runs.values()
+                for name in run.policies
+            ]
+            notes.append(
+                "Times are CPU time of the one thread that does the work: wall time on a quiet "
+                f"machine, here {min(waits):.2f} to {max(waits):.2f} times less than it."
+            )
+        if self.clock == "virtual":
+            notes.append("Times are what the cost model says, not measured.")
+        shares = [
+            run.share_of_different_texts(name)
+            for run in self.runs.values()
+            for name in run.policies
+            if OFF in run.policies
+        ]
+        if any(shares):
+            notes.append(
+                f"Up to {max(shares):.0%} of a policy's answers differ from those without "
+                "speculation: passes of other sizes round near ties otherwise (in float32 they "
+                "hardly do)."
+            )
+        return notes
 
     def rows(self, *, best_single: str | None = None, table: str | None = None) -> list[ResultRow]:
         """A flat row for each number, with intervals where requests give one.
@@ -233,24 +222,23 @@ class Comparison:
     ) -> list[ResultRow]:
         run = self.runs[load]
         metrics = run.metrics[policy]
-        # What `comparison` knows better: over blocks, and with the idle end of each left in.
+        # What is known better here: tokens over the makespan, the end of each block included.
         skipped = ("throughput_tok_s", "span_s")
         rows = [
             row for row in rows_from_metrics(policy, load, metrics) if row.metric not in skipped
         ]
 
-        def add(metric: str, value: float | Interval, unit: str) -> None:
-            if isinstance(value, Interval):
-                low, high = value.bounds
-                value = value.value
-            else:
-                low = high = None
+        def add(metric: str, estimate: Interval | float, unit: str) -> None:
+            low = high = None
+            if isinstance(estimate, Interval):
+                low, high = estimate.bounds
+                estimate = estimate.value
             rows.append(
                 ResultRow(
                     policy=policy,
                     load=load,
                     metric=metric,
-                    value=float(value),
+                    value=float(estimate),
                     unit=unit,
                     ci_low=low,
                     ci_high=high,
@@ -258,12 +246,11 @@ class Comparison:
             )
 
         add("throughput_tok_s", run.throughput(policy), "tok/s")
+        add("throughput_wall_tok_s", run.throughput(policy, wall=True), "tok/s")
         add("makespan_s", run.makespan_s[policy], "s")
+        add("wall_s", run.wall_s[policy], "s")
         add("policy_ms", 1e3 * metrics.schedule_s / max(metrics.num_rounds, 1), "ms")
         add("mean_in_flight", run.mean_in_flight(policy), "requests")
-        if self.has_cpu_time:
-            add("throughput_cpu_tok_s", run.throughput(policy, cpu=True), "tok/s")
-            add("cpu_s", run.cpu_s[policy], "s")
         references = {"speedup": OFF}
         if self.fixed_depths:
             references["ratio_to_best_fixed"] = self.best_fixed(load)
@@ -275,16 +262,6 @@ class Comparison:
             if reference in run.policies:
                 add(metric, run.ratio(policy, reference), "x")
         if OFF in run.policies:
-            if self.has_cpu_time:
-                add("speedup_cpu", run.ratio(policy, OFF, cpu=True), "x")
+            add("speedup_wall", run.ratio(policy, OFF, wall=True), "x")
             add("different_text_share", run.share_of_different_texts(policy), "share")
         return rows
-
-    def _best(self, score: Callable[[str], float]) -> str:
-        names = self.fixed_depths
-        if not names:
-            raise ValueError("no fixed depth was run, so there is no best one.")
-        return max(names, key=score)
-
-    def _rate(self, run: LoadRuns, policy: str) -> float:
-        return run.throughput(policy, cpu=self.has_cpu_time).value

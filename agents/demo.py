@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .train import TrainResult
 
 LEARNED, TABLE = "learned", "table"
-PROFILE_SHARE, TABLE_SHARE, TRAIN_SHARE = 0.1, 0.17, 0.4
+PROFILE_SHARE, TABLE_SHARE, TRAIN_SHARE = 0.1, 0.1, 0.4
 """Of the time; the comparison gets the rest."""
 END_SHARE = 0.01
 """Kept for writing the report."""
@@ -135,8 +135,8 @@ def _profile(demo: _Demo) -> None:
 def _tune(demo: _Demo) -> None:
     """Fixed depths on training prompts: the best table and the best single depth, chosen there."""
     from .evaluate import evaluate
-    from .evaluate_command import table_name
     from .session import make_policies
+    from .tuning import best_single, implied_table, table_name
 
     options = demo.options
     policies = make_policies(demo.decoder, _fixed(options))
@@ -145,14 +145,16 @@ def _tune(demo: _Demo) -> None:
             demo.decoder,
             policies,
             _requests(demo, "train"),
-            options.loads,
+            [max(options.loads)],  # acceptance is the same at any load, and comes fastest here
             minutes=demo.minutes(TABLE_SHARE),
             progress=update,
         )
     if demo.tuning.interrupted:
         raise KeyboardInterrupt
-    demo.table = table_name(demo.tuning.tuned_table().ranges)
-    demo.best_single = demo.tuning.best_single_fixed()
+    assert demo.cost is not None
+    table = implied_table(demo.tuning, demo.cost, options.max_num_seqs)
+    demo.table = table_name(table)
+    demo.best_single = best_single(demo.tuning, demo.cost, options.loads)
     demo.console.show(
         f"Best fixed depths on training prompts: {demo.table}; for all loads alike: "
         f"{demo.best_single}."
@@ -280,7 +282,7 @@ def _conclude(demo: _Demo) -> None:
         demo.cost,
         title="How deep to draft: a demo",
         focus=LEARNED if rows else None,
-        notes=[*notes, *lines],
+        notes=[*lines, " ".join(notes)],
     )
     for line in [*lines, *notes]:
         console.show(line)

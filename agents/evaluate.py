@@ -8,24 +8,22 @@ machine meet all of them. `comparison.py` makes numbers of it.
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
+from specdepth.decoder.clock import Clock, ThreadClock, VirtualClock, WallClock
 from specdepth.decoder.serving import ServeResult, serve
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.decoder.workload import ClosedLoop, Workload, WorkloadRequest
 from specdepth.scheduler.baselines import FixedDepth
-from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DepthScheduler
 
-from .comparison import Comparison, LoadRuns
-
-logger = logging.getLogger(__name__)
+from .comparison import ClockKind, Comparison, LoadRuns
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, 0..1, and what is going on."""
@@ -33,6 +31,8 @@ Progress = Callable[[float, str], None]
 MIN_NEW_TOKENS = 16
 """`evaluate` does not cut answers below this to keep its time."""
 DEFAULT_NUM_REQUESTS = 16
+LATE = 1.1
+"""Share of the time asked for beyond which readers are told."""
 
 
 def evaluate(
@@ -44,6 +44,7 @@ def evaluate(
     num_requests: int | None = None,
     repeats: int = 1,
     minutes: float | None = None,
+    clock: ClockKind | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Serve the same requests under each policy and load.
@@ -57,10 +58,13 @@ def evaluate(
         policies: by name; "off" and "fixed:K" are what others are compared with.
         requests: in order; each load starts from the first, and over again after the last.
         loads: concurrent requests of each closed loop.
-        num_requests: for each load; None: 16, or as many as fit into `minutes`. Never fewer than
-            the load.
-        repeats: times that each request is served, without `minutes`.
+        num_requests: for each load, about, since blocks are whole; None: 16, or as many as fit into
+            `minutes`.
+        repeats: times that they are served.
         minutes: wall time for everything.
+        clock: what latencies and throughput are measured with; None takes the decoder's own if that
+            is a virtual one, CPU time where that is all the work (torch on the CPU with one
+            thread), else the wall.
         progress: called after each run.
 
     Returns:
@@ -71,169 +75,217 @@ def evaluate(
             too few requests for, a request that it cannot serve.
     """
     _check(decoder, policies, requests, loads, num_requests, repeats, minutes)
-    start_s = time.perf_counter()
-    report = progress or (lambda share, text: None)
-    notes: list[str] = []
-    budget_s = math.inf if minutes is None else 60 * minutes
-    # Short runs leave nothing to choose: every request in one block, or one at a time.
-    sizes = {load: _block_size(load, len(requests)) for load in loads}
-    if minutes is not None:
-        requests, sizes = _fit(decoder.engine.cost, len(policies), requests, sizes, budget_s, notes)
-    runs = {load: LoadRuns(tuple(policies)) for load in loads}
-    goals = {load: _num_blocks(sizes, load, num_requests, repeats, minutes) for load in loads}
-    spent = dict.fromkeys(loads, 0.0)
-    longest = dict.fromkeys(loads, 0.0)
-    interrupted = False
+    own = decoder.engine.clock
+    if clock is None and isinstance(own, VirtualClock):
+        clock = "virtual"
+    elif clock is None:
+        clock = "cpu" if has_thread_time(decoder) else "wall"
+    clocks: dict[ClockKind, Clock] = {"cpu": ThreadClock(), "wall": WallClock(), "virtual": own}
+    with timed_by(decoder, clocks[clock]):
+        work = _Evaluation(decoder, dict(policies), list(requests), minutes, progress)
+        return work.run(loads, num_requests, repeats, clock)
 
-    def elapsed_s() -> float:
-        return time.perf_counter() - start_s
 
-    def fits(load: int) -> bool:
-        return runs[load].num_blocks < goals[load] and (
-            not runs[load].num_blocks or elapsed_s() + longest[load] <= budget_s
-        )
+def has_thread_time(decoder: SpeculativeDecoder) -> bool:
+    """Whether the CPU time of this thread is all the work that the decoder does."""
+    return decoder.target.device.type == "cpu" and torch.get_num_threads() == 1
 
+
+@contextmanager
+def timed_by(decoder: SpeculativeDecoder, clock: Clock) -> Iterator[None]:
+    """Let an idle decoder take its time from `clock` for a while."""
+    engine, runner = decoder.engine, decoder.runner
+    before = engine.clock, runner.clock
+    engine.clock = runner.clock = clock
     try:
-        _warm_up(decoder, policies, requests, loads)
-        while open_loads := [load for load in loads if fits(load)]:
-            # First a block for each load, then whoever has had the least time.
-            load = min(open_loads, key=lambda x: (runs[x].num_blocks > 0, spent[x]))
-            before_s = elapsed_s()
-            block, repeat = _block(runs[load].num_blocks, sizes[load], len(requests))
-            workload = Workload(
-                requests=tuple(requests[i] for i in block), process=ClosedLoop.constant(load)
+        yield
+    finally:
+        engine.clock, runner.clock = before
+
+
+@dataclass(slots=True)
+class _Load:
+    """One load's share of the work."""
+
+    runs: LoadRuns
+    size: int
+    """Requests in a block."""
+    blocks_a_pass: int
+    """Blocks until requests are repeated."""
+    goal: float
+    """Blocks to do."""
+    spent_s: float = 0.0
+    longest_s: float = 0.0
+    """Wall time of the longest block, all policies together."""
+
+    @property
+    def next_block(self) -> tuple[range, int]:
+        """Indices of requests, and which repeat of them it is."""
+        repeat, place = divmod(self.runs.num_blocks, self.blocks_a_pass)
+        return range(place * self.size, (place + 1) * self.size), repeat
+
+
+class _Evaluation:
+    """One call of `evaluate`."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        policies: dict[str, DepthScheduler],
+        requests: list[WorkloadRequest],
+        minutes: float | None,
+        progress: Progress | None,
+    ) -> None:
+        self.decoder, self.policies, self.requests = decoder, policies, requests
+        self.start_s = time.perf_counter()
+        self.budget_s = math.inf if minutes is None else 60 * minutes
+        self.progress = progress or (lambda share, text: None)
+        self.notes: list[str] = []
+        self.loads: dict[int, _Load] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.start_s
+
+    def run(
+        self, loads: Sequence[int], num_requests: int | None, repeats: int, clock: ClockKind
+    ) -> Comparison:
+        interrupted = False
+        try:
+            wait = self._warm_up(loads)
+            sizes = self._sizes(loads, wait)
+            for load, size in sizes.items():
+                self.loads[load] = self._plan(size, num_requests, repeats)
+            while (following := self._next_load()) is not None:
+                self._do_block(following, self.loads[following])
+        except KeyboardInterrupt:
+            interrupted = True
+            self.notes.append("Interrupted: only blocks that all policies had served are counted.")
+        if self.elapsed_s > LATE * self.budget_s:
+            self.notes.append(
+                f"This took {self.elapsed_s:.0f} s instead of {self.budget_s:.0f} s, since each "
+                "load gets one block at least."
             )
-            served: dict[str, ServeResult] = {}
-            for i, name in enumerate(_rotated(tuple(policies), runs[load].num_blocks)):
-                # A copy: the counts of a block that is not completed must not stay.
-                metrics = copy.deepcopy(runs[load].metrics.get(name))
-                served[name] = serve(decoder.engine, workload, policies[name], metrics=metrics)
-                share = (runs[load].num_blocks + (i + 1) / len(policies)) / goals[load]
-                done = [r.num_blocks / goals[x] for x, r in runs.items() if x != load] + [share]
-                share = sum(done) / len(done) if math.isinf(budget_s) else elapsed_s() / budget_s
-                report(min(share, 1.0), f"load {load}, {name}")
-            runs[load].add(block, repeat, served)
-            took_s = elapsed_s() - before_s
-            spent[load] += took_s
-            longest[load] = max(longest[load], took_s)
-    except KeyboardInterrupt:
-        interrupted = True
-        notes.append("Interrupted: only blocks that all policies had served are counted.")
-    over_s = elapsed_s() - budget_s
-    if over_s > 0.1 * budget_s:
-        notes.append(
-            f"This took {elapsed_s():.0f} s instead of {budget_s:.0f} s: not even one block of each "
-            "load fits into less."
-        )
-    # With one thread on a CPU, the thread's own time is all the work.
-    is_one_thread = decoder.target.device.type == "cpu" and torch.get_num_threads() == 1
-    found = Comparison(
-        runs={load: run for load, run in runs.items() if run.num_blocks},
-        has_cpu_time=is_one_thread,
-        interrupted=interrupted,
-        notes=notes,
-    )
-    notes.insert(0, found.what_was_done)
-    notes.extend(found.machine_noise())
-    return found
+        runs = {load: one.runs for load, one in self.loads.items() if one.runs.num_blocks}
+        found = Comparison(runs=runs, clock=clock, interrupted=interrupted)
+        found.notes = [*found.describe(), *self.notes]
+        return found
 
+    def _plan(self, size: int, num_requests: int | None, repeats: int) -> _Load:
+        most = max(len(self.requests) // size, 1)
+        runs = LoadRuns(tuple(self.policies))
+        if num_requests is None and math.isfinite(self.budget_s):
+            return _Load(runs, size, most, math.inf)
+        a_pass = min(max(round((num_requests or DEFAULT_NUM_REQUESTS) / size), 1), most)
+        return _Load(runs, size, a_pass, a_pass * repeats)
 
-def _warm_up(
-    decoder: SpeculativeDecoder,
-    policies: Mapping[str, DepthScheduler],
-    requests: Sequence[WorkloadRequest],
-    loads: Sequence[int],
-) -> None:
-    """Touch what the runs will touch, with a few tokens each; not counted.
-
-    The kernels of a CPU need no more than a run a load; a GPU captures a graph for each pass size.
-    """
-    deepest = FixedDepth(decoder.config.max_num_speculative_tokens)
-    chosen = [deepest] if decoder.target.device.type == "cpu" else [*policies.values(), deepest]
-    for load in loads:
-        short = tuple(
-            replace(
-                request,
-                prompt_token_ids=request.prompt_token_ids[:8],
-                sampling=replace(request.sampling, max_new_tokens=4, stop=(), ignore_eos=True),
-            )
-            for request in requests[:load]
-        )
-        for policy in chosen:
-            workload = Workload(requests=short, process=ClosedLoop.constant(load))
-            serve(decoder.engine, workload, policy)
-
-
-def _block(number: int, size: int, num_requests: int) -> tuple[tuple[int, ...], int]:
-    """Requests of a load's block `number`, as indices, and which repeat of them it is."""
-    per_pass = max(num_requests // size, 1)
-    repeat, place = divmod(number, per_pass)
-    return tuple(range(place * size, (place + 1) * size)), repeat
-
-
-def _block_size(load: int, num_requests: int) -> int:
-    """Half as many again as run at once, so that slots are refilled while a block runs."""
-    return min(load + load // 2, num_requests)
-
-
-def _num_blocks(
-    sizes: dict[int, int],
-    load: int,
-    num_requests: int | None,
-    repeats: int,
-    minutes: float | None,
-) -> float:
-    if num_requests is None and minutes is not None:
-        return math.inf
-    wanted = max(num_requests or DEFAULT_NUM_REQUESTS, load)
-    return max(round(wanted / sizes[load]), 1) * repeats
-
-
-def _rotated(names: tuple[str, ...], by: int) -> tuple[str, ...]:
-    by %= len(names)
-    return names[by:] + names[:by]
-
-
-def _fit(
-    cost: CostModel,
-    num_policies: int,
-    requests: Sequence[WorkloadRequest],
-    sizes: dict[int, int],
-    budget_s: float,
-    notes: list[str],
-) -> tuple[Sequence[WorkloadRequest], dict[int, int]]:
-    """Make a first block of each load fit: shorter answers first, then blocks as wide as the load."""
-
-    def total_s() -> float:
-        return num_policies * sum(
-            _block_s(cost, requests[:size], load) for load, size in sizes.items()
-        )
-
-    longest = max(request.sampling.max_new_tokens for request in requests)
-    limit = longest
-    while total_s() > budget_s and limit > MIN_NEW_TOKENS:
-        limit = max(int(limit * 0.8), MIN_NEW_TOKENS)
-        requests = [
-            replace(r, sampling=replace(r.sampling, max_new_tokens=limit))
-            if r.sampling.max_new_tokens > limit
-            else r
-            for r in requests
+    def _next_load(self) -> int | None:
+        """First a block for each load, then whoever has had the least time, while one fits."""
+        fitting = [
+            load
+            for load, one in self.loads.items()
+            if one.runs.num_blocks < one.goal
+            and (not one.runs.num_blocks or self.elapsed_s + one.longest_s <= self.budget_s)
         ]
-    if limit < longest:
-        notes.append(f"Answers were cut to {limit} instead of {longest} tokens to keep the time.")
-    if total_s() > budget_s:
-        sizes = {load: min(load, size) for load, size in sizes.items()}
-    return requests, sizes
+
+        def served(load: int) -> tuple[bool, float]:
+            return self.loads[load].runs.num_blocks > 0, self.loads[load].spent_s
+
+        return min(fitting, key=served, default=None)
+
+    def _do_block(self, load: int, one: _Load) -> None:
+        before_s = self.elapsed_s
+        block, repeat = one.next_block
+        workload = Workload(
+            requests=tuple(self.requests[i] for i in block), process=ClosedLoop.constant(load)
+        )
+        names = list(self.policies)
+        first = one.runs.num_blocks % len(names)
+        served: dict[str, ServeResult] = {}
+        for name in names[first:] + names[:first]:
+            # A copy: the counts of a block that is not completed must not stay.
+            metrics = copy.deepcopy(one.runs.metrics.get(name))
+            served[name] = serve(
+                self.decoder.engine, workload, self.policies[name], metrics=metrics
+            )
+            self.progress(self._share(one, len(served)), f"load {load}, {name}")
+        one.runs.add(block, repeat, served)
+        took_s = self.elapsed_s - before_s
+        one.spent_s += took_s
+        one.longest_s = max(one.longest_s, took_s)
+
+    def _share(self, current: _Load, num_served: int) -> float:
+        """What is done, by time or by blocks."""
+        if math.isfinite(self.budget_s):
+            return min(self.elapsed_s / self.budget_s, 1.0)
+        done = sum(one.runs.num_blocks for one in self.loads.values())
+        goal = sum(one.goal for one in self.loads.values())
+        return (done + num_served / len(self.policies)) / goal
+
+    def _warm_up(self, loads: Sequence[int]) -> float:
+        """Touch what the runs will touch, with a few tokens each; not counted.
+
+        The kernels of a CPU need no more than a run a load; a GPU captures a graph for each pass
+        size.
+
+        Returns:
+            Wall time over time on the engine's clock: how long one has to wait for a core.
+        """
+        deepest = FixedDepth(self.decoder.config.max_num_speculative_tokens)
+        is_cpu = self.decoder.target.device.type == "cpu"
+        chosen = [deepest] if is_cpu else [*self.policies.values(), deepest]
+        makespan_s = wall_s = 0.0
+        for load in loads:
+            short = tuple(
+                replace(
+                    request,
+                    prompt_token_ids=request.prompt_token_ids[:8],
+                    sampling=replace(request.sampling, max_new_tokens=4, stop=(), ignore_eos=True),
+                )
+                for request in self.requests[:load]
+            )
+            workload = Workload(requests=short, process=ClosedLoop.constant(load))
+            for policy in chosen:
+                served = serve(self.decoder.engine, workload, policy)
+                makespan_s += served.makespan_s
+                wall_s += served.wall_s
+        is_real = not isinstance(self.decoder.engine.clock, VirtualClock)
+        return max(wall_s / max(makespan_s, 1e-12), 1.0) if is_real else 1.0
+
+    def _sizes(self, loads: Sequence[int], wait: float) -> dict[int, int]:
+        """Requests in a block of each load, and answers that are short enough to keep the time.
+
+        A block has half as many requests again as run at once, so that slots are refilled in it.
+        """
+        sizes = {load: min(load + load // 2, len(self.requests)) for load in loads}
+        left_s = self.budget_s - self.elapsed_s
+        if self._needed_s(sizes, wait) > left_s:
+            sizes = {load: load for load in loads}
+        longest = limit = max(r.sampling.max_new_tokens for r in self.requests)
+        while self._needed_s(sizes, wait) > left_s and limit > MIN_NEW_TOKENS:
+            limit = max(int(limit * 0.8), MIN_NEW_TOKENS)
+            self.requests = [_at_most(request, limit) for request in self.requests]
+        if limit < longest:
+            self.notes.append(
+                f"Answers were cut to {limit} instead of {longest} tokens to keep the time."
+            )
+        return sizes
+
+    def _needed_s(self, sizes: dict[int, int], wait: float) -> float:
+        """Wall time that a block of each load may take, at a depth of 1 and half of it accepted."""
+        cost, total_s = self.decoder.engine.cost, 0.0
+        for load, size in sizes.items():
+            prompts = sum(len(request.prompt_token_ids) for request in self.requests[:size])
+            answers = sum(request.sampling.max_new_tokens for request in self.requests[:size])
+            total_s += prompts * cost.pass_s(256, 256) / 256
+            total_s += answers / load * (cost.pass_s(2 * load) + cost.overhead_s) / 1.5
+        return wait * len(self.policies) * total_s
 
 
-def _block_s(cost: CostModel, block: Sequence[WorkloadRequest], load: int) -> float:
-    """Seconds that a block may take: all tokens asked for, at a depth of 1, half of it accepted."""
-    prompts = sum(len(request.prompt_token_ids) for request in block)
-    answers = sum(request.sampling.max_new_tokens for request in block)
-    return float(
-        prompts * cost.pass_s(256, 256) / 256
-        + answers / load * (cost.pass_s(2 * load) + cost.overhead_s) / 1.5
-    )
+def _at_most(request: WorkloadRequest, limit: int) -> WorkloadRequest:
+    if request.sampling.max_new_tokens <= limit:
+        return request
+    return replace(request, sampling=replace(request.sampling, max_new_tokens=limit))
 
 
 def _check(

@@ -67,6 +67,7 @@ def run(options: Options, console: Console) -> None:
         new_folder,
         with_fixed,
     )
+    from .tuning import implied_table, table_name
     from .verdicts import show_comparison, verdicts
 
     top = options.max_num_speculative_tokens
@@ -104,9 +105,11 @@ def run(options: Options, console: Console) -> None:
     notes = list(found.notes)
     focus = next((name for name in options.policies if name in found.policies), None)
     if found.loads:
-        table = found.tuned_table()
-        spec = table_name(table.ranges)
-        notes.append(f"The table that the fixed depths of these runs imply, in hindsight: {spec}")
+        table = implied_table(found, decoder.engine.cost, decoder.config.max_num_seqs)
+        notes.append(
+            "The table that the fixed depths of these runs imply, in hindsight: "
+            f"{table_name(table)}"
+        )
         for name in options.policies:
             notes += verdicts(found, name)
     cost = decoder.engine.cost
@@ -123,10 +126,3 @@ def run(options: Options, console: Console) -> None:
     console.finish({"results": results.as_mapping(), "notes": notes, "folder": str(folder)})
     if found.interrupted:
         raise Interrupted(f"interrupted; complete blocks are in {folder}.")
-
-
-def table_name(ranges: tuple[tuple[int, int, int], ...]) -> str:
-    """A table as `--policies` takes it: "table:1-2=4,3-8=2,9-=0"."""
-    entries = [f"{low}-{high}={depth}" for low, high, depth in ranges[:-1]]
-    low, _, depth = ranges[-1]
-    return "table:" + ",".join([*entries, f"{low}-={depth}"])

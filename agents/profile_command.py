@@ -114,32 +114,39 @@ def measure_cost(
 ) -> CostModel:
     """Profile the decoder's passes and the rest of its rounds, and let its schedulers see the prices.
 
+    On the CPU with one thread, passes are priced in CPU time, which is their wall time on a quiet
+    machine and does not move much on a busy one.
+
     Args:
         decoder: idle.
         seconds: wall time to spend.
         seed: of the order of passes.
         progress: called with the share that is done.
     """
+    from specdepth.decoder.clock import ThreadClock, WallClock
     from specdepth.decoder.profiler import profile
     from specdepth.decoder.roofline import ModelSize
 
-    target = decoder.target
-    cost = profile(
-        decoder.runner,
-        name=decoder.model_pair,
-        device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        size=ModelSize(
-            num_parameters=target.num_parameters,
-            weight_bytes=target.weight_bytes,
-            flops_per_token=target.flops_per_token,
-            kv_bytes_per_token=target.kv_bytes_per_token,
-        ),
-        time_budget_s=seconds,
-        seed=seed,
-        progress=None if progress is None else lambda share: progress(share, ""),
-    )
-    cost = replace(cost, overhead_s=_overhead_s(decoder))
+    from .evaluate import has_thread_time, timed_by
+
+    target, runner = decoder.target, decoder.runner
+    with timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock()):
+        cost = profile(
+            runner,
+            name=decoder.model_pair,
+            device=str(target.device),
+            dtype=str(target.dtype).removeprefix("torch."),
+            size=ModelSize(
+                num_parameters=target.num_parameters,
+                weight_bytes=target.weight_bytes,
+                flops_per_token=target.flops_per_token,
+                kv_bytes_per_token=target.kv_bytes_per_token,
+            ),
+            time_budget_s=seconds,
+            seed=seed,
+            progress=None if progress is None else lambda share: progress(share, ""),
+        )
+        cost = replace(cost, overhead_s=_overhead_s(decoder))
     decoder.engine.cost = cost
     return cost
 
@@ -154,9 +161,11 @@ def show_cost(console: Console, cost: CostModel) -> None:
         console.table(drafts)
     knee, last = cost.knee_tokens(), cost.tokens[-1]
     where = f"at {knee}" if knee <= last else f"beyond the {last} measured"
+    free = cost.free_tokens()
+    joined = f"{free} more token fits" if free == 1 else f"{free} more tokens fit"
     console.show(
-        f"Knee: a pass takes twice the time of one token {where} packed tokens; "
-        f"{cost.free_tokens()} tokens join a one-token pass for at most 10 % more time."
+        f"Knee: a pass takes twice the time of one token {where} packed tokens; {joined} into a "
+        "one-token pass for at most 10 % more time."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ class WandbTracker(KVWriter):
                 tags=[*settings.tags, *versions],
                 config=config.to_dict(),
                 dir=str(folder),
+                # Read now: wandb reads the environment once in a process.
+                mode=os.environ.get("WANDB_MODE"),  # type: ignore[arg-type]
             )
         except wandb.errors.Error as error:
             raise ValueError(
@@ -84,7 +87,7 @@ class WandbTracker(KVWriter):
             The command that sends an offline run later, to be shown to the user; None otherwise.
         """
         folder = str(Path(self._run.dir).parent)  # the run's `dir` is its `files`
-        offline = bool(self._run.settings._offline)
+        offline = self._run.offline
         self._run.finish()
         return f"wandb sync {folder}" if offline else None
 

@@ -31,7 +31,7 @@ def claim(comparison: Comparison, cost: CostModel, policy: str) -> str | None:
         mean_depth=metrics.mean_depth,
         num_sequences=load,
     )
-    time = inverse(run.ratio(policy, OFF, cpu=comparison.has_cpu_time))
+    time = inverse(run.ratio(policy, OFF))
     verdict = "less time" if time.value < 1 else "no less time"
     return (
         f"Load {load}, {policy}: {work.flops_ratio:.2f}x the FLOPs a token of plain decoding, "
@@ -44,28 +44,28 @@ def fastest(comparison: Comparison) -> str:
     """The policy other than "off" with the highest throughput at the lowest load."""
     run = comparison.runs[comparison.loads[0]]
     names = [name for name in run.policies if name != OFF] or [OFF]
-    cpu = comparison.has_cpu_time
-    return max(names, key=lambda name: run.throughput(name, cpu=cpu).value)
+    return max(names, key=lambda name: run.throughput(name).value)
 
 
 def verdicts(comparison: Comparison, policy: str, table: str | None = None) -> list[str]:
     """A sentence for each load: `policy` against off, the best fixed depth there, and the table."""
     sentences = []
-    cpu = comparison.has_cpu_time
     for load in comparison.loads:
         run = comparison.runs[load]
-        if policy not in run.policies:
-            continue
-        parts = []
-        if OFF in run.policies and policy != OFF:
-            parts.append(f"{_against(run.ratio(policy, OFF, cpu=cpu))} no speculation")
+        rivals: dict[str, str] = {}
         if comparison.fixed_depths:
-            best = comparison.best_fixed(load)
-            ratio = run.ratio(policy, best, cpu=cpu)
-            parts.append(f"{_against(ratio)} {best}, the best fixed depth in these runs")
-        if table is not None and table in run.policies and policy != table:
-            parts.append(f"{_against(run.ratio(policy, table, cpu=cpu))} the tuned table")
-        sentences.append(f"Load {load}: {policy} is " + "; ".join(parts) + ".")
+            rivals[comparison.best_fixed(load)] = ", the best fixed depth here in hindsight,"
+        if OFF in run.policies:
+            rivals = {OFF: rivals.pop(OFF, "")} | rivals
+        if table is not None and table in run.policies:
+            rivals[table] = ""
+        rivals.pop(policy, None)
+        if policy in run.policies and rivals:
+            parts = [
+                _against(run.ratio(policy, rival), f"{rival}{remark}")
+                for rival, remark in rivals.items()
+            ]
+            sentences.append(f"Load {load}, {policy}: " + "; ".join(parts) + ".")
     return sentences
 
 
@@ -83,11 +83,12 @@ def show_comparison(console: Console, comparison: Comparison, results: Results) 
     if not comparison.loads:
         return
     rated = with_speedups(results)
-    console.table(metric_grid(rated, "throughput_tok_s", "Throughput, wall time", "tok/s"))
-    console.table(metric_grid(rated, "speedup", "Throughput, ratio to off, wall time", "x", 2))
-    if comparison.has_cpu_time:
-        title = "Throughput, ratio to off, CPU time (steadier on a busy machine)"
-        console.table(metric_grid(rated, "speedup_cpu", title, "x", 2))
+    kind = {"cpu": "CPU time", "wall": "wall time", "virtual": "modelled time"}[comparison.clock]
+    console.table(metric_grid(rated, "throughput_tok_s", f"Throughput, {kind}", "tok/s"))
+    console.table(metric_grid(rated, "speedup", f"Throughput, ratio to off, {kind}", "x", 2))
+    if comparison.clock == "cpu":
+        title = "Throughput, ratio to off, wall time (as noisy as the machine)"
+        console.table(metric_grid(rated, "speedup_wall", title, "x", 2))
 
 
 def inverse(ratio: Interval) -> Interval:
@@ -95,19 +96,17 @@ def inverse(ratio: Interval) -> Interval:
     return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
-def _against(ratio: Interval) -> str:
+def _against(ratio: Interval, rival: str) -> str:
     low, high = ratio.bounds
     if low is None or high is None:
-        word = "too few requests to say against"
+        word = "too few requests for an interval"
     elif low > 1:
-        word = "faster than"
+        word = "faster"
     elif high < 1:
-        word = "slower than"
-    elif low == high:
-        word = "the same as"
+        word = "slower"
     else:
-        word = "not clearly different from"
-    return f"{ratio.value:.2f}x{_bounds(ratio)}, {word}"
+        word = "the same" if low == high else "no clear difference"
+    return f"{ratio.value:.2f}x {rival}{_bounds(ratio)} ({word})"
 
 
 def _bounds(ratio: Interval) -> str:

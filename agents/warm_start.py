@@ -27,6 +27,8 @@ RATE_SHARE = 0.3
 rest is then in the unit that PPO goes on with."""
 LEARNING_RATE = 3e-3
 BATCH_SIZE = 64
+MIN_STEPS = 400
+"""Gradient steps at least: a short warm start makes more passes over its few decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ def _returns(model: PPO, part: Demonstrations) -> tuple[torch.Tensor, torch.Tens
 
 
 def _batches(size: int, rng: torch.Generator, epochs: int) -> list[torch.Tensor]:
+    epochs = max(epochs, -(-MIN_STEPS * BATCH_SIZE // size))
     orders = (torch.randperm(size, generator=rng) for _ in range(epochs))
     return [order[at : at + BATCH_SIZE] for order in orders for at in range(0, size, BATCH_SIZE)]
 

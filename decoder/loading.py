@@ -81,8 +81,9 @@ def load_model(
         tokenizer: used instead of the source's own.
 
     Raises:
-        OSError: it cannot be found.
+        OSError: it cannot be found, or is damaged.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if is_model(source):
@@ -94,8 +95,12 @@ def load_model(
             name = "SmolLM2-135M-Instruct"
         elif Path(path).is_dir():
             name = Path(path).name
+        if Path(path).is_dir() and not (Path(path) / "config.json").exists():
+            raise OSError(f"The folder {path} was taken for a model, and has no config.json.")
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        except SafetensorError as error:
+            raise OSError(f"The model {name!r} is damaged ({error}); fetch it again.") from error
         except OSError as error:
             raise OSError(
                 f"The model {name!r} was not found, neither as a folder nor on the hub "

@@ -20,20 +20,20 @@ from .workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeResult:
-    """What serving n requests gave and took. Seconds on the engine's clock, unless they say CPU."""
+    """What serving n requests gave and took. Seconds on the engine's clock, unless they say wall."""
 
     results: tuple[GenerationResult, ...]
     """In the order of the workload's requests."""
     metrics: EngineMetrics
     makespan_s: float
     """From the start to the last token, idle waits included."""
-    cpu_s: float
-    """CPU time of the calling thread meanwhile: all the work if torch runs on the CPU with one thread."""
+    wall_s: float
+    """The same as wall time."""
     request_s: Floats
     """[n] each request's share of the busy time: every round is split evenly among the requests that
     were in the engine. They sum to the makespan less idle waits, so requests can be resampled."""
-    request_cpu_s: Floats
-    """[n] the same for `cpu_s`."""
+    request_wall_s: Floats
+    """[n] the same as wall time."""
     mean_in_flight: float
     """Requests in the engine, averaged over the busy time; below the concurrency where a closed
     loop ran out of requests."""
@@ -106,10 +106,10 @@ def _run(
     times_s = process.times_s if isinstance(process, OpenLoop) else None
     done: dict[int, GenerationResult] = {}
     inside: set[int] = set()
-    share_s, share_cpu_s = np.zeros(len(requests)), np.zeros(len(requests))
+    share_s, share_wall_s = np.zeros(len(requests)), np.zeros(len(requests))
     weighted_s = 0.0
     start_s = mark_s = clock.now()
-    start_cpu_s = mark_cpu_s = time.thread_time()
+    start_wall_s = mark_wall_s = time.perf_counter()
     while len(done) < len(requests):
         now_s = clock.now() - start_s
         due = workload.arrivals(
@@ -133,15 +133,15 @@ def _run(
                 raise RuntimeError(f"{len(requests) - len(done)} requests never become due.")
             # One step further, or rounding could leave the moment just ahead for ever.
             clock.wait_until(float(np.nextafter(start_s + moment, np.inf)))
-            mark_s, mark_cpu_s = clock.now(), time.thread_time()
+            mark_s, mark_wall_s = clock.now(), time.perf_counter()
             continue
         on_round(outcome)
-        end_s, end_cpu_s = clock.now(), time.thread_time()
+        end_s, end_wall_s = clock.now(), time.perf_counter()
         there = list(inside)
         share_s[there] += (end_s - mark_s) / len(there)
-        share_cpu_s[there] += (end_cpu_s - mark_cpu_s) / len(there)
+        share_wall_s[there] += (end_wall_s - mark_wall_s) / len(there)
         weighted_s += (end_s - mark_s) * len(there)
-        mark_s, mark_cpu_s = end_s, end_cpu_s
+        mark_s, mark_wall_s = end_s, end_wall_s
         for result in engine.take_finished():
             index = int(result.request_id)
             done[index] = result
@@ -150,8 +150,8 @@ def _run(
         results=tuple(done[index] for index in range(len(requests))),
         metrics=engine.metrics,
         makespan_s=mark_s - start_s,
-        cpu_s=mark_cpu_s - start_cpu_s,
+        wall_s=mark_wall_s - start_wall_s,
         request_s=share_s,
-        request_cpu_s=share_cpu_s,
+        request_wall_s=share_wall_s,
         mean_in_flight=weighted_s / max(float(share_s.sum()), 1e-12),
     )

@@ -37,6 +37,8 @@ TARGET = tiny_llama()
 DRAFT = noisy_copy(TARGET, 0.05)
 PROMPTS = repetitive_prompts()
 NUM_TOKENS = 12
+STRIDE = 31
+"""Lines between the places at which a call is interrupted; 1 takes a minute and found no more."""
 
 
 @cache
@@ -284,8 +286,7 @@ class TestSchedulers:
 
 
 class TestFailures:
-    @pytest.mark.parametrize("model", ["target", "draft"])
-    @pytest.mark.parametrize("period", [2, 3])
+    @pytest.mark.parametrize(("model", "period"), [("target", 2), ("target", 3), ("draft", 3)])
     def test_a_failed_pass_leaves_the_round_to_be_done_again(
         self, monkeypatch: pytest.MonkeyPatch, model: str, period: int
     ) -> None:
@@ -345,7 +346,7 @@ class TestFailures:
     def test_ctrl_c_at_any_line_leaves_nothing_behind(self) -> None:
         """A signal arrives between two bytecodes, so it may come at any line."""
         one = decoder("prompt-lookup")
-        folder = Path(specdepth.decoder.engine.__file__).parent
+        folder = str(Path(specdepth.decoder.engine.__file__).parent)
 
         def run(interrupt_at: int) -> int:
             """Lines of the decoder that a short call executes, up to the interrupt."""
@@ -353,7 +354,7 @@ class TestFailures:
 
             def trace(frame: FrameType, event: str, _: Any) -> Any:
                 nonlocal count
-                if Path(frame.f_code.co_filename).parent != folder:
+                if not frame.f_code.co_filename.startswith(folder):
                     return None
                 if event == "line" and frame.f_code.co_name not in ("abort_all", "take_all"):
                     count += 1
@@ -364,14 +365,14 @@ class TestFailures:
             before = sys.gettrace()
             sys.settrace(trace)
             try:
-                one.generate(PROMPTS[1:4], 4, depth_scheduler=2)
+                one.generate(PROMPTS[3:6:2], 3, depth_scheduler=2)
             finally:
                 sys.settrace(before)
             return count
 
         total = run(-1)
         assert total > 500
-        for at in range(1, total, 23):
+        for at in range(1, total, STRIDE):
             with pytest.raises(KeyboardInterrupt):
                 run(at)
             engine = one.engine
@@ -412,7 +413,7 @@ class TestModels:
     def test_a_model_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="'nobody/nothing' was not found, neither as a folder"):
             SpeculativeDecoder.from_pretrained("nobody/nothing", device="cpu")
-        with pytest.raises(OSError, match="was not found"):
+        with pytest.raises(OSError, match=r"has no config\.json"):
             SpeculativeDecoder.from_pretrained(tmp_path, device="cpu")
 
     def test_an_unknown_drafter_is_named(self) -> None:

@@ -1,3 +1,85 @@
-from tests.decoder.tiny import VOCAB
-def test_x():
-    assert VOCAB == 97
+"""Clocks: real, of a thread, and virtual."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from specdepth.decoder.clock import PassWork, ThreadClock, VirtualClock, WallClock
+from specdepth.scheduler.cost import CostModel
+from tests.decoder.tiny import Watched, build_decoder, noisy_copy, tiny_llama
+
+WORK = PassWork(
+    num_pass_tokens=13,
+    num_prefill_tokens=5,
+    num_seqs=3,
+    num_logit_rows=8,
+    num_context_tokens=200,
+    draft_pass_sequences=(3, 2),
+    num_catch_up_tokens=4,
+)
+
+
+def cost() -> CostModel:
+    return CostModel.linear(base_s=0.05, token_s=0.002, draft_base_s=0.01, name="test")
+
+
+def test_the_wall_clock_books_what_was_measured_and_waits() -> None:
+    clock = WallClock()
+    assert clock.pass_times(WORK, 0.1, 0.2) == (0.1, 0.2)
+    start = clock.now()
+    clock.wait_until(start + 0.02)
+    assert 0.02 <= clock.now() - start < 2
+    before = clock.now()
+    clock.wait_until(start)
+    assert clock.now() - before < 0.02
+
+
+def test_the_thread_clock_does_not_count_sleep_and_skips_waits() -> None:
+    clock = ThreadClock()
+    start = clock.now()
+    time.sleep(0.05)
+    assert clock.now() - start < 0.04
+    began = time.perf_counter()
+    clock.wait_until(clock.now() + 100)
+    assert clock.now() - start >= 100
+    assert time.perf_counter() - began < 10
+
+
+def test_the_virtual_clock_moves_by_the_cost_model_alone() -> None:
+    model = cost()
+    clock = VirtualClock(model)
+    draft_s, verify_s = clock.pass_times(WORK, 99.0, 99.0)
+    assert draft_s == model.draft_round_s((3, 2), 4) > 0
+    assert verify_s == model.pass_s(13, 5, 200) > 0
+    assert clock.now() == pytest.approx(draft_s + verify_s + model.overhead_s)
+    clock.wait_until(5.0)
+    assert clock.now() == 5.0
+    clock.wait_until(1.0)
+    assert clock.now() == 5.0
+
+
+def test_a_decoder_on_a_virtual_clock_takes_exactly_the_modelled_time() -> None:
+    target = tiny_llama()
+    elapsed = []
+    for _ in range(2):
+        model = cost()
+        decoder = build_decoder(
+            target, noisy_copy(target, 0.05), clock=VirtualClock(model), cost=model
+        )
+        scheduler = Watched(2)
+        batch = decoder.generate([[1, 2, 3], [4, 5]], 8, depth_scheduler=scheduler)
+        assert decoder.engine.clock.now() == pytest.approx(
+            sum(
+                model.draft_round_s(o.draft_pass_sequences, o.num_catch_up_tokens)
+                + model.pass_s(o.num_pass_tokens, o.num_prefill_tokens, o.num_context_tokens)
+                + model.overhead_s
+                for o in scheduler.outcomes
+            )
+        )
+        assert all(outcome.schedule_s == 0 for outcome in scheduler.outcomes)
+        first = scheduler.outcomes[0]
+        assert batch[0].metrics.ttft_s == pytest.approx(first.start_s + first.elapsed_s)
+        elapsed.append(decoder.engine.clock.now())
+    assert elapsed[0] == elapsed[1]

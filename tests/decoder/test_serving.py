@@ -83,7 +83,7 @@ def test_shares_of_the_requests_sum_to_the_makespan_of_a_closed_loop(decoder):
     assert served.request_s.shape == (9,)
     assert (served.request_s > 0).all()
     assert served.request_s.sum() == pytest.approx(served.makespan_s, rel=1e-9)
-    assert served.request_cpu_s.sum() == pytest.approx(served.cpu_s, rel=0.05)
+    assert served.request_wall_s.sum() == pytest.approx(served.wall_s, rel=0.05)
     assert served.throughput_tok_s == pytest.approx(served.num_tokens / served.makespan_s)
 
 

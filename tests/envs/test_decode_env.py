@@ -283,7 +283,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], sentence: str) -
 
 def test_a_decoder_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="a function that makes one"):
-        LiveDecodeEnv(lambda: 3, prompts=toy_prompts())  # type: ignore[arg-type, return-value]
+        LiveDecodeEnv(lambda: 3, prompts=toy_prompts())  # type: ignore[arg-type]
 
 
 def test_unknown_options_and_actions_of_a_wrong_shape_are_refused() -> None:

@@ -33,7 +33,7 @@ def real_rounds(
     config = WorkloadConfig(arrivals="constant", num_requests=4, concurrency=4, max_new_tokens=20)
     workload = PromptPool(decoder, toy_prompts()).workload(config, np.random.default_rng(0))
     run = WorkloadRun(decoder.engine, workload)
-    rounds = []
+    rounds: list[tuple[RoundState, RoundOutcome]] = []
     state = run.next_decision()
     while state is not None and len(rounds) < 4:
         outcome = run.finish_round(np.array(depths)[state.slots])
