@@ -166,6 +166,7 @@ def _train(demo: _Demo) -> None:
     from specdepth.envs.workload_config import WorkloadConfig
 
     from .profile_command import COST_FILE
+    from .session import find_prompts, fitting_prompts
     from .train import train
     from .train_command import describe
     from .train_config import DecoderConfig, TrainConfig, WarmStartConfig
@@ -195,6 +196,7 @@ def _train(demo: _Demo) -> None:
         ),
         warm_start=WarmStartConfig(scheduler=demo.table),
     )
+    prompts = fitting_prompts(demo.decoder, find_prompts(options, "train"), options.max_new_tokens)
     with demo.console.progress("3/4 Training") as update:
 
         def report(at: TrainProgress) -> None:
@@ -203,7 +205,7 @@ def _train(demo: _Demo) -> None:
             if reward is not None and (not demo.curve or demo.curve[-1][0] < at.num_updates):
                 demo.curve.append((at.num_updates, 1e3 * reward))
 
-        demo.trained = train(config, demo.decoder, progress=report)
+        demo.trained = train(config, demo.decoder, progress=report, prompts=prompts)
     demo.console.show(
         f"Trained for {demo.trained.elapsed_s:.0f} s: {demo.trained.num_updates} updates on "
         f"{demo.trained.num_decisions} decisions in {demo.trained.num_rounds} rounds."

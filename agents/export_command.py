@@ -23,7 +23,7 @@ class Options(CommonOptions):
     specdepth export runs/mine --out policies/mine
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the training run; the policy goes to its policy/ or to --out."""
 
 

@@ -32,7 +32,7 @@ class Options(ModelOptions):
     specdepth generate "def fib(n):" --raw --policy fixed:6 --max-new-tokens 200
     """
 
-    prompt: Annotated[str, tyro.conf.Positional]
+    prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
     """Text to answer or go on with; "-" reads it from stdin."""
     policy: str = "fixed:4"
     """What chooses depths: off, fixed:4, table:1-4=4,5-=0, heuristic, random:0, or the folder of an

@@ -9,7 +9,6 @@ from collections.abc import Generator
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
@@ -146,8 +145,3 @@ class SlotRolloutBuffer(RolloutBuffer):
         """Return the observations of rows that count, float32 [rows, 1 + F]; valid until `get`."""
         rows: NDArray[np.float32] = self.observations[self.active]
         return rows
-
-
-def zeros(count: int) -> Tensor:
-    """A float32 tensor of zeros, for values and log-probabilities that nobody needs."""
-    return torch.zeros(count)

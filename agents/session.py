@@ -102,6 +102,35 @@ def find_prompts(options: PromptOptions, split: Split) -> tuple[Prompt, ...]:
     return mix(found, len(found), options.seed)
 
 
+def fitting_prompts(
+    decoder: SpeculativeDecoder, prompts: Sequence[Prompt], max_new_tokens: int
+) -> list[Prompt]:
+    """Those prompts that leave the model room for an answer, in order.
+
+    Raises:
+        ValueError: a model without tokenizer, or no prompt that fits.
+    """
+    from specdepth.decoder.prompts import render
+
+    tokenizer, config = decoder.tokenizer, decoder.config
+    if tokenizer is None:
+        raise ValueError(
+            "the model folder has no tokenizer, so it cannot read prompts; put the tokenizer's "
+            "files into it."
+        )
+    assert config.max_model_len is not None
+    assert config.num_kv_blocks is not None
+    assert config.block_size is not None
+    room = min(config.max_model_len, config.num_kv_blocks * config.block_size)
+    fitting = [p for p in prompts if len(render(tokenizer, p)) + max_new_tokens <= room]
+    if not fitting:
+        raise ValueError(
+            f"none of {len(prompts)} prompts fits: the model holds {room} tokens, "
+            f"{max_new_tokens} of them for the answer; lower --max-new-tokens."
+        )
+    return fitting
+
+
 def make_prompt_requests(
     decoder: SpeculativeDecoder, prompts: Sequence[Prompt], sampling: SamplingParams
 ) -> list[WorkloadRequest]:
@@ -112,28 +141,9 @@ def make_prompt_requests(
     """
     from specdepth.decoder.workload import make_requests
 
-    if decoder.tokenizer is None:
-        raise ValueError(
-            "the model folder has no tokenizer, so it cannot read prompts; put the tokenizer's "
-            "files into it."
-        )
-    requests = make_requests(prompts, decoder.tokenizer, sampling)
-    config = decoder.config
-    assert config.max_model_len is not None
-    assert config.num_kv_blocks is not None
-    assert config.block_size is not None
-    room = min(config.max_model_len, config.num_kv_blocks * config.block_size)
-    fitting = [
-        request
-        for request in requests
-        if len(request.prompt_token_ids) + sampling.max_new_tokens <= room
-    ]
-    if not fitting:
-        raise ValueError(
-            f"none of {len(requests)} prompts fits: the model holds {room} tokens, "
-            f"{sampling.max_new_tokens} of them for the answer; lower --max-new-tokens."
-        )
-    return fitting
+    fitting = fitting_prompts(decoder, prompts, sampling.max_new_tokens)
+    assert decoder.tokenizer is not None
+    return list(make_requests(fitting, decoder.tokenizer, sampling))
 
 
 def check_names(names: Sequence[str], top: int) -> None:

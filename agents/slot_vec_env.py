@@ -20,7 +20,14 @@ from specdepth.decoder.engine import Engine
 from specdepth.decoder.workload import Workload
 from specdepth.envs.decode_env import is_backend_failure
 from specdepth.envs.observation import ACTIVE, ROW_HIGH, ROW_LOW, Observation, slot_observation
-from specdepth.envs.reward import ReferenceRate, Timing, charged_s, modelled_s, slot_rewards
+from specdepth.envs.reward import (
+    ReferenceRate,
+    Timing,
+    charged_s,
+    decision_s,
+    modelled_s,
+    slot_rewards,
+)
 from specdepth.envs.workload_run import WorkloadRun
 from specdepth.scheduler.state import Bools, Floats, RoundOutcome, RoundState
 
@@ -44,8 +51,8 @@ class SlotVecEnv(VecEnv):
     workload starts at once.
 
     Beside what a VecEnv returns, each step leaves what `SlotRolloutBuffer` needs: `last_elapsed_s`
-    and `last_failed`. All seconds are charged ones (`charged_s`): what a trainer does between two
-    steps costs nothing.
+    and `last_failed`. What a trainer does between two steps costs nothing (`charged_s`); prompts cost
+    time, which the discount sees, but no reward (`decision_s`).
 
     Args:
         engines: with equal S and K; one on a device.
@@ -195,13 +202,14 @@ class SlotVecEnv(VecEnv):
         outcome = run.finish_round(self._actions[at][state.slots])
         upcoming = run.next_decision()
         cost = run.engine.cost
-        elapsed_s = charged_s(outcome) + run.undecided_s
+        round_s, undecided_s = charged_s(outcome), run.undecided_s
         if self.timing == "modelled":
-            elapsed_s = modelled_s(outcome, cost) + run.undecided_modelled_s
+            round_s, undecided_s = modelled_s(outcome, cost), run.undecided_modelled_s
+        elapsed_s, decided_s = round_s + undecided_s, decision_s(state, outcome, cost, round_s)
         row = slot_rewards(
             state,
             outcome,
-            elapsed_s=elapsed_s,
+            elapsed_s=decided_s,
             seconds_per_token=self.rates(state.num_running),
             cost=cost,
         )
@@ -212,7 +220,7 @@ class SlotVecEnv(VecEnv):
         self._num_failures = 0
         self.num_rounds += 1
         self.num_decisions += state.num_running
-        self.rates.note(state.num_running, elapsed_s, int(outcome.num_committed.sum()))
+        self.rates.note(state.num_running, decided_s, int(outcome.num_committed.sum()))
         self.stats.add(outcome, elapsed_s=elapsed_s, rewards=row)
         self._observations[at] = slot_observation(upcoming, self.num_slots)
 

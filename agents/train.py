@@ -6,7 +6,6 @@ import logging
 import shlex
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,22 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
-from torch import nn
 
-from specdepth.decoder.prompts import load_prompt_file
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
-from specdepth.decoder.workload import Workload
 from specdepth.envs import LIVE_DECODE
-from specdepth.envs.reward import ReferenceRate
-from specdepth.envs.workload_config import PromptLike, PromptPool
+from specdepth.envs.workload_config import PromptLike
 from specdepth.scheduler.baselines.registry import make_scheduler
-from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.policy_file import PolicyCard
 
+from .assembly import connect as connect
+from .assembly import make_decoder as make_decoder
+from .assembly import make_env as make_env
+from .assembly import make_model as make_model
 from .callbacks import (
     EpisodeMonitor,
     Progress,
@@ -43,11 +40,9 @@ from .export import export_policy
 from .policy_card import git_sha
 from .progress_csv import ProgressCsv
 from .results import check_writable, collect_device, collect_versions, write_atomically
-from .rollout import SlotRolloutBuffer
-from .slot_policy import SlotFeatures, SlotPolicy
 from .slot_vec_env import SlotVecEnv
 from .tracking import WandbTracker
-from .train_config import CONFIG_FILE, PPOConfig, TrainConfig
+from .train_config import CONFIG_FILE, TrainConfig
 from .warm_start import WarmStartResult, warm_start
 
 logger = logging.getLogger(__name__)
@@ -172,87 +167,6 @@ def resumed_config(
     """
     config = TrainConfig.load(folder)
     return replace(config, out=folder, minutes=minutes, timesteps=timesteps, track=track)
-
-
-def make_decoder(config: TrainConfig) -> SpeculativeDecoder:
-    """Load the models that `config.decoder` names.
-
-    Raises:
-        ValueError: see `SpeculativeDecoder.from_pretrained` and `CostModel.load`.
-    """
-    chosen = config.decoder
-    cost = None if chosen.cost is None else CostModel.load(chosen.cost)
-    if cost is None:
-        logger.warning("no cost model given: prices are made up; run `specdepth profile` first.")
-    return SpeculativeDecoder.from_pretrained(
-        chosen.target,
-        chosen.draft,
-        max_num_speculative_tokens=chosen.max_num_speculative_tokens,
-        max_num_seqs=chosen.max_num_seqs,
-        dtype=chosen.dtype,
-        device=chosen.device,
-        verification=chosen.verification,
-        cost=cost,
-    )
-
-
-def make_env(
-    config: TrainConfig,
-    decoder: SpeculativeDecoder,
-    prompts: Sequence[PromptLike] | None = None,
-) -> SlotVecEnv:
-    """The slots of `decoder` as agents on workloads drawn from `config`; see `train`."""
-    if prompts is None and config.prompts is not None:
-        prompts = tuple(p for p in load_prompt_file(config.prompts) if p.split == "train")
-    pool = PromptPool(decoder, prompts)
-
-    def draw(rng: np.random.Generator) -> Workload:
-        return pool.workload(config.workload, rng)
-
-    engine = decoder.engine
-    rates = ReferenceRate(engine.cost, engine.config.max_num_seqs, by_load=config.by_load)
-    return SlotVecEnv([engine], draw, rates, timing=config.reward.timing, seed=config.seed)
-
-
-def make_model(config: PPOConfig, env: SlotVecEnv, seed: int) -> PPO:
-    """PPO with a policy shared by all slots; `PPO.train` is stable-baselines3's own."""
-    cost = env.engines[0].cost
-    reference_s = config.reference_round_s or float(cost.round_s(np.zeros(1, np.int64)))
-    with warnings.catch_warnings():
-        # It counts rows of empty slots, of which the buffer yields none.
-        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
-        model = PPO(
-            SlotPolicy,
-            env,
-            learning_rate=config.learning_rate,
-            n_steps=config.n_steps,
-            batch_size=config.batch_size,
-            n_epochs=config.n_epochs,
-            gamma=config.discount,
-            gae_lambda=config.gae_lambda,
-            clip_range=config.clip_range,
-            ent_coef=config.ent_coef,
-            vf_coef=config.vf_coef,
-            max_grad_norm=config.max_grad_norm,
-            target_kl=config.target_kl,
-            rollout_buffer_class=SlotRolloutBuffer,
-            rollout_buffer_kwargs={"reference_round_s": reference_s},
-            policy_kwargs={
-                "features_extractor_class": SlotFeatures,
-                "net_arch": {"pi": list(config.hidden), "vf": list(config.hidden)},
-                "activation_fn": nn.Tanh if config.activation == "tanh" else nn.ReLU,
-            },
-            seed=seed,
-            device="cpu",
-        )
-    return connect(model, env)
-
-
-def connect(model: PPO, env: SlotVecEnv) -> PPO:
-    """Tell the model's rollout buffer where seconds and activity come from."""
-    assert isinstance(model.rollout_buffer, SlotRolloutBuffer)
-    model.rollout_buffer.source = env
-    return model
 
 
 def _claim(folder: Path, resume: bool) -> None:

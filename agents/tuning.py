@@ -7,6 +7,7 @@ less noisy than timing each cell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,17 +56,24 @@ def fixed_runs(comparison: Comparison) -> list[FixedRun]:
 
 
 def implied_table(comparison: Comparison, cost: CostModel, max_num_seqs: int) -> TableDepth:
-    """The table with the best predicted throughput at each batch size, among the depths run."""
+    """The table of the best predicted throughput, among the depths run, at batch sizes 1, 2, 4, ...
+
+    Each depth holds from halfway to the size below (on a log scale) to halfway to the size above:
+    finer ones would follow the noise of the pass times.
+    """
     runs = fixed_runs(comparison)
     ranges: list[tuple[int, int, int]] = []
-    for num_seqs in range(1, max_num_seqs + 1):
-        best = max(runs, key=lambda run: predicted_tok_s(run, cost, num_seqs)).depth
+    size, low = 1, 1
+    while low <= max_num_seqs:
+        best = max(runs, key=lambda run: predicted_tok_s(run, cost, min(size, max_num_seqs))).depth
+        high = math.isqrt(2 * size * size)
         if ranges and ranges[-1][2] == best:
-            ranges[-1] = (ranges[-1][0], num_seqs, best)
+            ranges[-1] = (ranges[-1][0], high, best)
         else:
-            ranges.append((num_seqs, num_seqs, best))
-    low, _, depth = ranges[-1]
-    return TableDepth([*ranges[:-1], (low, OPEN_END, depth)])
+            ranges.append((low, high, best))
+        size, low = 2 * size, high + 1
+    first, _, depth = ranges[-1]
+    return TableDepth([*ranges[:-1], (first, OPEN_END, depth)])
 
 
 def best_single(comparison: Comparison, cost: CostModel, loads: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch.nn.functional import mse_loss
 from specdepth.scheduler.depth import DepthScheduler
 from specdepth.scheduler.state import Bools, Floats, Ints
 
-from .rollout import SlotRolloutBuffer, zeros
+from .rollout import SlotRolloutBuffer
 from .slot_policy import SlotPolicy
 from .slot_vec_env import SlotVecEnv
 from .train_config import WarmStartConfig
@@ -176,7 +177,7 @@ def _returns(model: PPO, part: Demonstrations) -> tuple[torch.Tensor, torch.Tens
         n_envs=num_agents,
         reference_round_s=used.reference_round_s,
     )
-    nothing = zeros(num_agents)
+    nothing = torch.zeros(num_agents)
     for row in range(num_rounds):
         buffer.source = _Recorded(part.elapsed_s[row], part.failed[row], part.last_active)
         buffer.add(
@@ -193,7 +194,7 @@ def _returns(model: PPO, part: Demonstrations) -> tuple[torch.Tensor, torch.Tens
 
 
 def _batches(size: int, rng: torch.Generator, epochs: int) -> list[torch.Tensor]:
-    epochs = max(epochs, -(-MIN_STEPS * BATCH_SIZE // size))
+    epochs = max(epochs, MIN_STEPS // math.ceil(size / BATCH_SIZE))
     orders = (torch.randperm(size, generator=rng) for _ in range(epochs))
     return [order[at : at + BATCH_SIZE] for order in orders for at in range(0, size, BATCH_SIZE)]
 

@@ -12,7 +12,7 @@ group), L keys (padded), H query heads, J key/value heads, D head size, B block 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from specdepth.scheduler.state import Ints
+
+Backend = Literal["sdpa", "varlen", "varlen-with-cu-seq-k"]
+"""Grouped SDPA, or `varlen_attn` in the two ways in which its builds want to be called."""
+
+PAGE_SIZE: dict[Backend, int] = {"sdpa": 16, "varlen": 256, "varlen-with-cu-seq-k": 256}
+"""Default tokens a block; FlashAttention 2 takes multiples of 256 only."""
 
 IMPLEMENTATION = "specdepth_paged"
 """Name under which transformers knows `paged_attention`. No mask function is registered with it, so
@@ -82,6 +88,8 @@ class VarlenLayout:
 
     cu_seq_q: Tensor
     """[N + 1] int32."""
+    cu_seq_k: Tensor | None
+    """[N + 1] int32; without meaning beside a block table, but some builds of the kernel want it."""
     seqused_k: Tensor
     """[N] int32 context lengths, this pass included."""
     block_table: Tensor
@@ -139,7 +147,7 @@ def build_layout(
     query_lens: Ints,
     block_size: int,
     device: torch.device,
-    use_varlen: bool,
+    backend: Backend,
 ) -> PassLayout:
     """Lay out a pass of N sequences.
 
@@ -150,7 +158,7 @@ def build_layout(
         query_lens: [N] queries of each sequence, at least 1.
         block_size: tokens a block.
         device: where the pass runs.
-        use_varlen: CUDA varlen kernel instead of grouped SDPA.
+        backend: which attention will run.
     """
     context_lens = starts + query_lens
     ends = np.cumsum(query_lens)
@@ -159,11 +167,13 @@ def build_layout(
     positions = np.arange(int(ends[-1])) - firsts[sequence] + starts[sequence]
     block = tables[sequence, positions // block_size].astype(np.int64)
     write_index = torch.from_numpy(block * block_size + positions % block_size).to(device)
-    if use_varlen:
+    if backend != "sdpa":
         width = -(-int(context_lens.max()) // block_size)
         cu = np.concatenate([[0], ends]).astype(np.int32)
+        cu_k = np.concatenate([[0], np.cumsum(context_lens)]).astype(np.int32)
         varlen = VarlenLayout(
             torch.from_numpy(cu).to(device),
+            None if backend == "varlen" else torch.from_numpy(cu_k).to(device),
             torch.from_numpy(context_lens.astype(np.int32)).to(device),
             torch.from_numpy(np.ascontiguousarray(tables[:, :width])).to(device),
             int(query_lens.max()),
@@ -303,7 +313,7 @@ def _varlen(
         layer.keys,
         layer.values,
         layout.cu_seq_q,
-        None,
+        layout.cu_seq_k,
         layout.max_q,
         layout.max_k,
         scale=scale,
@@ -312,6 +322,8 @@ def _varlen(
         enable_gqa=rows.shape[1] != layer.keys.shape[2],
         seqused_k=layout.seqused_k,
         block_table=layout.block_table,
+        # One split gives the same bits in every batch. With splits of its own choice FlashAttention 2
+        # mixes up packed paged rows (pytorch issue 194167).
         num_splits=1,
     )
     assert isinstance(result, Tensor)

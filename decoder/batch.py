@@ -14,6 +14,7 @@ from .kv_cache import BlockPool
 from .request import Request
 from .runner import ModelRunner
 from .sequences import SequenceTable
+from .tokenizers import Detokenizer
 
 
 class Batch:
@@ -34,6 +35,8 @@ class Batch:
         self.order: Ints = np.zeros(0, np.int64)
         self._config, self._runner = config, runner
         self._running: dict[int, Request] = {}
+        self.watched: dict[int, Detokenizer] = {}
+        """Detokenizers of the running sequences that have stop strings."""
 
     def __getitem__(self, slot: int) -> Request:
         """Request in `slot`."""
@@ -61,7 +64,6 @@ class Batch:
             needed = -(-length // self.pool.block_size)
             if len(self.order) and needed + len(self.order) > self.pool.num_free:
                 return
-            self.waiting.popleft()
             slot = int(self.seqs.active.argmin())
             at = np.array([slot])
             self.seqs.start(slot, request)
@@ -70,14 +72,17 @@ class Batch:
             if request.history is not None:
                 self.history.restore(slot, request.history)
                 request.history = None
-            self._running[slot] = request
-            self.order = np.append(self.order, slot)
+            if request.detokenizer is not None:
+                self.watched[slot] = request.detokenizer
             self._runner.start(slot, request)
+            self._running[slot] = self.waiting.popleft()
+            self.order = np.append(self.order, slot)
 
     def leave(self, slot: int) -> Request:
         """Take the sequence out of its slot; its request knows its tokens and history again."""
         at = np.array([slot])
         request = self._running.pop(slot)
+        self.watched.pop(slot, None)
         self.seqs.stop(slot, request)
         request.history = self.history.save(slot)
         self.pool.release(at)
@@ -94,6 +99,7 @@ class Batch:
         self._runner.stop(np.flatnonzero(self.seqs.active))
         self.waiting.clear()
         self._running.clear()
+        self.watched.clear()
         self.seqs.active[:] = False
         self.order = self.order[:0]
         self.pool.reset()

@@ -61,8 +61,8 @@ class Drafter(Protocol):
         """Propose `plan.depths` tokens, or fewer."""
         ...
 
-    def settle(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
-        """Learn how many of the drafted tokens stand; runs before they are committed."""
+    def settle(self, slots: Ints) -> None:
+        """The round's tokens have been committed for `slots`."""
         ...
 
 
@@ -88,7 +88,7 @@ class NoDrafter:
             lengths=np.zeros(len(plan.slots), np.int64),
         )
 
-    def settle(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
+    def settle(self, slots: Ints) -> None:
         """Nothing to do."""
 
 
@@ -184,6 +184,7 @@ class DraftModel:
         signals = np.full((3, size, top), np.nan)
         law_rows = torch.zeros(size, top, dtype=torch.int64, device=device)
         laws: list[Tensor] = []
+        shown: list[tuple[Ints, Tensor]] = []
         num_laws, num_catch_up, passes = 0, 0, []
         alive = np.flatnonzero(plan.depths > 0)
         self._fed[slots] = seqs.draft_computed[slots]
@@ -197,9 +198,9 @@ class DraftModel:
             logits, num_tokens, num_passes = self._pass(at, positions, tokens[alive], step)
             num_catch_up += num_tokens - len(at)
             passes += [len(at)] * num_passes
-            shown = law_signals(logits, with_margin=True)
-            signals[:, alive, step] = shown
+            shown.append((alive, law_signals(logits, with_margin=True)))
             if plan.keep_drafting is not None:
+                signals[:, alive, step] = shown[-1][1].cpu().numpy()
                 stays = np.asarray(
                     plan.keep_drafting(
                         DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
@@ -226,6 +227,10 @@ class DraftModel:
                     num_laws += len(alive)
             tokens[alive, step] = drawn
             lengths[alive] = step + 1
+        if plan.keep_drafting is None and shown:
+            rows = np.concatenate([alive for alive, _ in shown])
+            steps = np.repeat(np.arange(len(shown)), [len(alive) for alive, _ in shown])
+            signals[:, rows, steps] = torch.cat([part for _, part in shown], 1).cpu().numpy()
         return Proposal(
             token_ids=tokens,
             lengths=lengths,
@@ -237,9 +242,9 @@ class DraftModel:
             num_catch_up_tokens=num_catch_up,
         )
 
-    def settle(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
+    def settle(self, slots: Ints) -> None:
         """Keep the KV of what stands; a rejected draft's is overwritten when its place comes again."""
-        valid = np.minimum(self._fed[slots], self._seqs.num_tokens[slots] + num_accepted)
+        valid = np.minimum(self._fed[slots], self._seqs.num_tokens[slots] - 1)
         self._seqs.draft_computed[slots] = valid
 
     def _pass(

@@ -179,7 +179,7 @@ class Engine:
         """Drop every request and any round under way. Right after an interrupt at any point, too."""
         self._open = None
         for request in self.batch.take_all():
-            self._delivery.finish(request, "abort", self.clock.now(), self.metrics)
+            self._abort(request)
         self._aborts.clear()
 
     @property
@@ -264,9 +264,9 @@ class Engine:
             offer=self.runner.offer(slots, self.config.max_num_speculative_tokens),
             start_s=start_s,
         )
-        self._open = opened
         opened.state = self._state(opened)
         opened.shown_s = self.clock.now()
+        self._open = opened
         return opened.state
 
     def finish_round(self, depths: Ints) -> RoundOutcome:
@@ -360,8 +360,11 @@ class Engine:
         rows, depths, victims = self.batch.reserve(
             opened.slots, np.minimum(asked, state.max_depths)
         )
-        stays = ~np.isin(opened.chunk_slots, victims)
-        opened.num_preempted_prefills = len(victims) - (len(asked) - len(rows))
+        if victims:
+            stays = ~np.isin(opened.chunk_slots, victims)
+            opened.chunk_slots = opened.chunk_slots[stays]
+            opened.chunk_lengths = opened.chunk_lengths[stays]
+            opened.num_preempted_prefills = len(victims) - (len(asked) - len(rows))
         slots = opened.slots[rows]
         # Before the run: a round that fails after its draws must not draw the same again.
         self.seqs.attempt[slots] += 1
@@ -371,8 +374,8 @@ class Engine:
             slots=slots,
             rows=rows,
             depths=depths,
-            prefill_slots=opened.chunk_slots[stays],
-            prefill_lengths=opened.chunk_lengths[stays],
+            prefill_slots=opened.chunk_slots,
+            prefill_lengths=opened.chunk_lengths,
             keep_drafting=keep_drafting and (lambda signals: keep_drafting(state, signals)),
             trim=trim and (lambda signals: trim(state, signals)),
         )
@@ -395,6 +398,8 @@ class Engine:
         seqs.num_computed[plan.prefill_slots] += plan.prefill_lengths
         first = np.isnan(seqs.first_token_s[slots])
         seqs.first_token_s[slots[first]] = now
+        seqs.num_rounds[slots] += 1
+        self.runner.settle(slots)
         accepted = np.minimum(result.num_accepted, count)
         signals = self._note_history(opened, plan, result, accepted)
         used = self.pool.used_fraction
@@ -404,9 +409,9 @@ class Engine:
                 new = seqs.tokens[slot, lengths[row] : ends[row]].tolist()
                 self._delivery.note(self.batch[slot].request_id, new, reasons.get(row))
         finished = np.zeros(len(slots), np.bool_)
-        for row, reason in reasons.items():
-            finished[row] = True
-            request = self.batch.leave(int(slots[row]))
+        finished[list(reasons)] = True
+        left = [(self.batch.leave(int(slots[row])), reason) for row, reason in reasons.items()]
+        for request, reason in left:
             self._delivery.finish(request, reason, now, self.metrics)
         observe_s, self._observe_s = self._observe_s, 0.0
         schedule_s = opened.run_s - opened.shown_s + observe_s
@@ -478,8 +483,13 @@ class Engine:
                     continue  # it ended by itself in this round
                 request = found[0]
                 self.batch.waiting.remove(request)
-            self._delivery.finish(request, "abort", self.clock.now(), self.metrics)
+            self._abort(request)
         self._aborts.clear()
+
+    def _abort(self, request: Request) -> None:
+        if self.collect_deltas:
+            self._delivery.note(request.request_id, [], "abort")
+        self._delivery.finish(request, "abort", self.clock.now(), self.metrics)
 
     # ---------------------------------------------------------------- checks
 

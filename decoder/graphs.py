@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +29,9 @@ TOKEN_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 WARM_UP_PASSES = 3
 
 
-def bucket_of(num_tokens: int) -> int | None:
-    """Smallest bucket that holds so many tokens; None if none does."""
-    at = bisect.bisect_left(TOKEN_BUCKETS, num_tokens)
-    return TOKEN_BUCKETS[at] if at < len(TOKEN_BUCKETS) else None
+def bucket_of(num_tokens: int, buckets: Iterable[int]) -> int:
+    """Smallest of the ascending `buckets` that holds so many tokens; 0 if none does."""
+    return next((size for size in buckets if size >= num_tokens), 0)
 
 
 class _Buffers:
@@ -52,6 +51,9 @@ class _Buffers:
             [],
             VarlenLayout(
                 torch.zeros(num_seqs + 1, dtype=torch.int32, device=device),
+                None
+                if model.backend == "varlen"
+                else torch.zeros(num_seqs + 1, dtype=torch.int32, device=device),
                 torch.zeros(num_seqs, dtype=torch.int32, device=device),
                 torch.zeros(num_seqs, width, dtype=torch.int32, device=device),
                 max_q,
@@ -71,25 +73,35 @@ class _Buffers:
         self.layout.write_index[:count].copy_(layout.write_index)
         static.cu_seq_q.fill_(count)  # sequences beyond the batch are empty
         static.cu_seq_q[: seqs + 1].copy_(given.cu_seq_q)
+        if static.cu_seq_k is not None and given.cu_seq_k is not None:
+            static.cu_seq_k.copy_(given.cu_seq_k[-1].expand_as(static.cu_seq_k))
+            static.cu_seq_k[: seqs + 1].copy_(given.cu_seq_k)
         static.seqused_k.zero_()
         static.seqused_k[:seqs].copy_(given.seqused_k)
         static.block_table[:seqs, : given.block_table.shape[1]].copy_(given.block_table)
 
 
 class GraphedPass:
-    """Replays the forward pass of one `PackedModel`; captures a bucket when it is first needed.
+    """Replays the forward pass of one `PackedModel`.
 
     Args:
         model: on CUDA, with varlen attention, its pool allocated.
+        forward: its eager pass, returning logits of every row.
         max_num_seqs: sequences in a pass.
         max_query: longest query of a sequence; passes with longer ones (prefill) run eagerly.
         max_model_len: longest sequence.
     """
 
     def __init__(
-        self, model: PackedModel, max_num_seqs: int, max_query: int, max_model_len: int
+        self,
+        model: PackedModel,
+        forward: Callable[[Tensor, Tensor, PassLayout], Tensor],
+        max_num_seqs: int,
+        max_query: int,
+        max_model_len: int,
     ) -> None:
-        self._model = model
+        self._model, self._forward = model, forward
+        self._most_tokens = max_num_seqs * max_query
         self._num_seqs, self._max_query = max_num_seqs, max_query
         self._width = -(-max_model_len // model.block_size)
         self._graphs: dict[int, tuple[_Buffers, torch.cuda.CUDAGraph, Tensor]] = {}
@@ -102,43 +114,30 @@ class GraphedPass:
             varlen is not None
             and varlen.max_q <= self._max_query
             and len(varlen.seqused_k) <= self._num_seqs
-            and bucket_of(num_tokens) is not None
+            and bucket_of(num_tokens, self._graphs) > 0
         )
 
-    def run(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        layout: PassLayout,
-        forward: Callable[[Tensor, Tensor, PassLayout], Tensor],
-    ) -> Tensor:
-        """Replay the pass.
+    def capture(self, token_ids: Tensor, positions: Tensor, layout: PassLayout) -> None:
+        """Capture every bucket that rounds can need, with a small real pass as the example; none is
+        captured later, inside a round that is being timed.
+        """
+        for size in TOKEN_BUCKETS[: bisect.bisect_left(TOKEN_BUCKETS, self._most_tokens) + 1]:
+            if size >= len(token_ids):
+                self._graphs[size] = self._capture(size, token_ids, positions, layout)
 
-        Args:
-            token_ids: [T].
-            positions: [T].
-            layout: of varlen kind.
-            forward: the eager pass, returning logits of every row; used to capture.
+    def run(self, token_ids: Tensor, positions: Tensor, layout: PassLayout) -> Tensor:
+        """Replay the pass of [T] tokens.
 
         Returns:
             [T, V] logits; a view that the next replay of this bucket overwrites.
         """
-        size = bucket_of(len(token_ids))
-        assert size is not None
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size, token_ids, positions, layout, forward)
-        buffers, graph, logits = self._graphs[size]
+        buffers, graph, logits = self._graphs[bucket_of(len(token_ids), self._graphs)]
         buffers.fill(token_ids, positions, layout)
         graph.replay()
         return logits[: len(token_ids)]
 
     def _capture(
-        self,
-        size: int,
-        token_ids: Tensor,
-        positions: Tensor,
-        layout: PassLayout,
-        forward: Callable[[Tensor, Tensor, PassLayout], Tensor],
+        self, size: int, token_ids: Tensor, positions: Tensor, layout: PassLayout
     ) -> tuple[_Buffers, torch.cuda.CUDAGraph, Tensor]:
         logger.info("capturing a CUDA graph of %d tokens", size)
         buffers = _Buffers(self._model, size, self._num_seqs, self._width, self._max_query)
@@ -147,10 +146,10 @@ class GraphedPass:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_PASSES):
-                forward(buffers.token_ids, buffers.positions, buffers.layout)
+                self._forward(buffers.token_ids, buffers.positions, buffers.layout)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = forward(buffers.token_ids, buffers.positions, buffers.layout)
+            logits = self._forward(buffers.token_ids, buffers.positions, buffers.layout)
         self._pool = self._pool or graph.pool()
         return buffers, graph, logits

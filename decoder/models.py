@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from specdepth.scheduler.state import Ints
 
 from . import attention
-from .attention import IMPLEMENTATION, LayerKV, PassLayout, build_layout
+from .attention import IMPLEMENTATION, PAGE_SIZE, Backend, LayerKV, PassLayout, build_layout
 from .graphs import GraphedPass
-from .prepack import can_prepack, prepack
+from .prepack import PackedLinear, can_prepack, prepack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,8 +56,8 @@ class PackedModel:
     Args:
         model: a transformers causal LM in evaluation mode on its device.
         vocab_size: real tokens; rows of the head beyond are padding and never returned.
-        use_varlen: None decides by device and dtype.
-        self_check: compare with the model's own attention first.
+        backend: None takes the first that reproduces the model's own logits: varlen on CUDA in 16
+            bits, else SDPA.
 
     Raises:
         UnsupportedModelError: names the feature that is not reproduced.
@@ -67,9 +68,13 @@ class PackedModel:
         model: PreTrainedModel,
         vocab_size: int | None = None,
         *,
-        use_varlen: bool | None = None,
-        self_check: bool = True,
+        backend: Backend | None = None,
     ) -> None:
+        if any(isinstance(module, PackedLinear) for module in model.modules()):
+            raise ValueError(
+                "This loaded model was taken over by another decoder, which prepacked its weights; load "
+                "it again, or give each decoder a copy."
+            )
         self.model = model
         self.name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         text_config = model.config.get_text_config()
@@ -87,36 +92,56 @@ class PackedModel:
         tied = head is not None and head.weight is embedding
         self.flops_per_token = 2.0 * (self.num_parameters - (0 if tied else embedding.numel()))
         """Multiplications and additions of the linear layers; looking up an embedding is free."""
-        if use_varlen is None:
-            use_varlen = self.device.type == "cuda" and self.dtype in (
-                torch.float16,
-                torch.bfloat16,
-            )
-        self.use_varlen = use_varlen
+        self.backend: Backend = "sdpa"
         self.layers: list[LayerKV] = []
         self.block_size = 0
         self._graphs: GraphedPass | None = None
         attention.register()
         own = model.config._attn_implementation
         try:
-            self._adopt(self_check)
+            self._adopt(backend)
         except BaseException:
             model.set_attn_implementation(own or "eager")  # a refused model stays its owner's
             raise
 
-    def _adopt(self, self_check: bool) -> None:
+    def _adopt(self, backend: Backend | None) -> None:
         """Put the paged attention in place of the model's own, if it can be."""
-        reference_ids = torch.arange(CHECK_LENGTH, device=self.device)[None] % self.vocab_size
+        ids = torch.arange(CHECK_LENGTH, device=self.device)[None] % self.vocab_size
         with torch.inference_mode():
-            self.shapes, has_softcap = probe_attention(self.model, self.name, reference_ids[:, :4])
-            reference = _plain_logits(self.model, reference_ids) if self_check else None
-        if has_softcap:
-            self.use_varlen = False  # the flash kernel has no soft-capping
+            self.shapes, has_softcap = probe_attention(self.model, self.name, ids[:, :4])
+            reference = _plain_logits(self.model, ids)[:, : self.vocab_size]
         self.model.set_attn_implementation(IMPLEMENTATION)
+        host_ids = ids[0].cpu().numpy()
+        for choice in [backend] if backend else self._candidates(has_softcap):
+            self.backend = choice
+            error = self._error(host_ids, reference)
+            if error <= self.tolerance:
+                break
+            logger.info("%s does not reproduce %s: error %.2g", choice, self.name, error)
+        else:
+            raise UnsupportedModelError(
+                f"{self.name}: the paged attention does not reproduce this model (relative error of "
+                f"logits {error:.2g}); its attention has a feature that specdepth does not know. "
+                "Use another model, or report its architecture."
+            )
         if can_prepack(self.dtype, self.device):
             prepack(self.model)
-        if reference is not None:
-            self._check(reference_ids[0].cpu().numpy(), reference)
+
+    def _candidates(self, has_softcap: bool) -> list[Backend]:
+        """Backends to try, best first. The flash kernels have no soft-capping, and limits on heads."""
+        fits = all(
+            s.key_dim == s.value_dim and s.key_dim % 8 == 0 and s.key_dim <= 256
+            for s in self.shapes
+        )
+        half = self.dtype in (torch.float16, torch.bfloat16)
+        if self.device.type == "cuda" and half and fits and not has_softcap:
+            return ["varlen", "varlen-with-cu-seq-k", "sdpa"]
+        return ["sdpa"]
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative L2 error of logits that counts as the same."""
+        return RELATIVE_TOLERANCE.get(self.dtype, 0.15)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -133,6 +158,7 @@ class PackedModel:
         Zeroed, because masked keys are still multiplied by 0 and an uninitialised NaN would survive.
         """
         self.block_size = block_size
+        self._graphs = None  # they hold the old pool
         try:
             self.layers = [
                 LayerKV(
@@ -154,7 +180,7 @@ class PackedModel:
     def layout(self, tables: NDArray[np.int32], starts: Ints, query_lens: Ints) -> PassLayout:
         """See `attention.build_layout`."""
         return build_layout(
-            self.layers, tables, starts, query_lens, self.block_size, self.device, self.use_varlen
+            self.layers, tables, starts, query_lens, self.block_size, self.device, self.backend
         )
 
     def forward(
@@ -173,7 +199,7 @@ class PackedModel:
         """
         rows = torch.from_numpy(logit_rows).to(self.device)
         if self._graphs is not None and self._graphs.fits(len(token_ids), layout):
-            return self._graphs.run(token_ids, positions, layout, self._forward)[rows]
+            return self._graphs.run(token_ids, positions, layout)[rows]
         return self._forward(token_ids, positions, layout, rows)
 
     def use_graphs(self, max_num_seqs: int, max_query: int, max_model_len: int) -> bool:
@@ -185,22 +211,22 @@ class PackedModel:
         Returns:
             Whether graphs are in use.
         """
-        if not self.use_varlen:
+        if self.backend == "sdpa":
             return False
-        graphs = GraphedPass(self, max_num_seqs, max_query, max_model_len)
+        graphs = GraphedPass(self, self._forward, max_num_seqs, max_query, max_model_len)
         count = min(2, max_query)
         ids = torch.arange(count, device=self.device)
-        tables = np.zeros((1, 1), np.int32)
-        layout = self.layout(tables, np.zeros(1, np.int64), np.array([count]))
+        layout = self.layout(np.zeros((1, 1), np.int32), np.zeros(1, np.int64), np.array([count]))
         try:
             with torch.inference_mode():
-                eager = self._forward(ids, ids, layout)
-                replayed = graphs.run(ids, ids, layout, self._forward)
-                error = float((eager.float() - replayed.float()).norm() / eager.float().norm())
+                graphs.capture(ids, ids, layout)
+                eager = self._forward(ids, ids, layout).float()
+                replayed = graphs.run(ids, ids, layout).float()
+                error = float((eager - replayed).norm() / eager.norm())
         except RuntimeError as reason:
             logger.warning("CUDA graphs are off for %s: %s", self.name, reason)
             return False
-        if not error <= RELATIVE_TOLERANCE.get(self.dtype, 0.15):
+        if not error <= self.tolerance:
             logger.warning("CUDA graphs are off for %s: logits differ by %.2g", self.name, error)
             return False
         self._graphs = graphs
@@ -220,43 +246,43 @@ class PackedModel:
         logits: Tensor = output.logits[0, :, : self.vocab_size]
         return logits
 
-    def _check(self, ids: NDArray[np.int64], reference: Tensor) -> None:
-        """Run `ids` through the paged pass in three uneven chunks, interleaved with a copy."""
-        block_size = 4
+    def _error(self, ids: NDArray[np.int64], reference: Tensor) -> float:
+        """Relative L2 error of the paged pass over `ids`, in three uneven chunks beside a copy that
+        trails by one token; infinite where the backend refuses to run.
+        """
+        block_size = max(PAGE_SIZE[self.backend], 4) if self.backend != "sdpa" else 4
         blocks = -(-len(ids) // block_size)
         self.allocate(2 * blocks, block_size)
         tables = np.arange(2 * blocks, dtype=np.int32).reshape(blocks, 2).T
         rows = []
-        with torch.inference_mode():
-            for start, stop in ((0, 9), (9, 10), (10, len(ids))):
-                # The second sequence trails by one token, so that the queries are ragged.
-                spans = [(0, start, stop), (1, max(start - 1, 0), stop - 1)]
-                tokens = np.concatenate([ids[a:b] for _, a, b in spans])
-                positions = np.concatenate([np.arange(a, b) for _, a, b in spans])
-                layout = self.layout(
-                    tables,
-                    np.array([a for _, a, _ in spans]),
-                    np.array([b - a for _, a, b in spans]),
-                )
-                wanted = np.arange(stop - start)
-                rows.append(
-                    self.forward(
-                        torch.from_numpy(tokens).to(self.device),
-                        torch.from_numpy(positions).to(self.device),
-                        layout,
-                        wanted,
+        try:
+            with torch.inference_mode():
+                for start, stop in ((0, 9), (9, 10), (10, len(ids))):
+                    spans = [(start, stop), (max(start - 1, 0), stop - 1)]
+                    layout = self.layout(
+                        tables,
+                        np.array([a for a, _ in spans]),
+                        np.array([b - a for a, b in spans]),
                     )
-                )
-        self.layers = []
-        got = torch.cat(rows).double()
-        want = reference[:, : self.vocab_size].double()
-        error = float((got - want).norm() / want.norm().clamp_min(1e-30))
-        if not error <= RELATIVE_TOLERANCE.get(self.dtype, 0.15):
-            raise UnsupportedModelError(
-                f"{self.name}: the paged attention does not reproduce this model (relative error of "
-                f"logits {error:.2g}); its attention has a feature that specdepth does not know. "
-                "Use another model, or report its architecture."
-            )
+                    tokens = np.concatenate([ids[a:b] for a, b in spans])
+                    positions = np.concatenate([np.arange(a, b) for a, b in spans])
+                    rows.append(
+                        self.forward(
+                            torch.from_numpy(tokens).to(self.device),
+                            torch.from_numpy(positions).to(self.device),
+                            layout,
+                            np.arange(stop - start),
+                        )
+                    )
+        except (RuntimeError, TypeError, ImportError) as refusal:
+            if self.backend == "sdpa":
+                raise
+            logger.info("%s does not run here: %s", self.backend, refusal)
+            return math.inf
+        finally:
+            self.layers = []
+        got, want = torch.cat(rows).double(), reference.double()
+        return float((got - want).norm() / want.norm().clamp_min(1e-30))
 
 
 def refuse_by_config(name: str, config: Any, text_config: Any) -> None:

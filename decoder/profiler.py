@@ -37,19 +37,40 @@ ModelRole = Literal["target", "draft"]
 class PassTimer(Protocol):
     """Runs one pass over made-up sequences and times it. `TorchRunner` is one."""
 
-    drafter: DrafterKind
-    max_num_seqs: int
-    """S, sequences that fit into a pass."""
-    max_num_speculative_tokens: int
-    """K."""
-    max_pass_tokens: int
-    """Tokens that fit into a pass."""
-    max_model_len: int
-    """Longest sequence in tokens."""
-    max_kv_tokens: int
-    """Tokens that fit into the KV pool."""
-    block_size: int
-    """Tokens in a KV block; no two sequences share one."""
+    @property
+    def drafter(self) -> DrafterKind:
+        """What proposes tokens."""
+        ...
+
+    @property
+    def max_num_seqs(self) -> int:
+        """S, sequences that fit into a pass."""
+        ...
+
+    @property
+    def max_num_speculative_tokens(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """Tokens that fit into a pass."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        ...
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Tokens that fit into the KV pool."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a KV block; no two sequences share one."""
+        ...
 
     def time_pass(
         self,

@@ -10,7 +10,6 @@ from specdepth.scheduler.state import Bools, Floats, Ints
 
 from .sequences import SequenceTable
 
-
 MAX_NGRAM = 127
 """Match lengths are counted in int8."""
 

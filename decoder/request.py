@@ -30,6 +30,8 @@ class Request:
     generated: list[int] = field(default_factory=list)
     """Committed tokens, as of the last time that the request left its slot."""
     first_token_s: float = math.nan
+    attempt: int = 0
+    """Decoding rounds begun; see `SequenceTable.attempt`."""
     num_rounds: int = 0
     """Decoding rounds behind `generated`."""
     num_preemptions: int = 0

@@ -70,7 +70,7 @@ class ModelRunner(Protocol):
     """Drafts and verifies; knows tokens and models, nothing of queues, blocks and policies.
 
     It shares the engine's `SequenceTable` and block tables; the engine commits tokens and moves
-    `num_computed`, the runner moves `draft_computed`.
+    `num_computed`, the runner moves `draft_computed` in `settle`.
     """
 
     @property
@@ -91,5 +91,9 @@ class ModelRunner(Protocol):
         ...
 
     def run(self, plan: RoundPlan) -> RoundResult:
-        """Draft and verify one round."""
+        """Draft and verify one round. Leaves no trace if its result is dropped."""
+        ...
+
+    def settle(self, slots: Ints) -> None:
+        """The tokens of the last `run` have been committed for `slots`."""
         ...

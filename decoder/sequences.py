@@ -40,8 +40,10 @@ class SequenceTable:
         self.end_at: Ints = np.full(num_slots, NO_END)
         """Length at which a recorded text ends; `NO_END` where only tokens can tell."""
         self.attempt: Ints = np.zeros(num_slots, np.int64)
-        """Decoding rounds that the request has been through, preemptions included: keys random draws,
-        so that none is ever used twice."""
+        """Decoding rounds that the request has begun, failed and preempted ones included: keys random
+        draws, so that none is ever used twice."""
+        self.num_rounds: Ints = np.zeros(num_slots, np.int64)
+        """Decoding rounds that committed something."""
         self.first_token_s: Floats = np.full(num_slots, np.nan)
         """When the first token was committed, on the engine's clock."""
         self.temperature: Floats = np.zeros(num_slots)
@@ -63,7 +65,8 @@ class SequenceTable:
         self.num_computed[slot] = self.draft_computed[slot] = 0
         self.max_tokens[slot] = len(prompt) + sampling.max_new_tokens
         self.end_at[slot] = NO_END
-        self.attempt[slot] = request.num_rounds
+        self.attempt[slot] = request.attempt
+        self.num_rounds[slot] = request.num_rounds
         self.first_token_s[slot] = request.first_token_s
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = sampling.top_k
@@ -75,7 +78,8 @@ class SequenceTable:
     def stop(self, slot: int, request: Request) -> None:
         """Free `slot` and hand its tokens and counts back to `request`."""
         request.generated = self.generated(slot).tolist()
-        request.num_rounds = int(self.attempt[slot])
+        request.attempt = int(self.attempt[slot])
+        request.num_rounds = int(self.num_rounds[slot])
         request.first_token_s = float(self.first_token_s[slot])
         self.active[slot] = False
 

@@ -13,6 +13,7 @@ from specdepth.scheduler.baselines.fixed import FixedDepth
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DepthScheduler, VerificationRule
 
+from .attention import PAGE_SIZE
 from .clock import Clock, WallClock
 from .config import EngineConfig, SamplingParams
 from .drafters import Drafter, DraftModel, NoDrafter, PromptLookup
@@ -34,9 +35,6 @@ DrafterFactory = Callable[[SequenceTable, BlockPool, PackedModel], Drafter]
 """Makes a drafter of one's own over the engine's sequences, KV blocks and target."""
 
 DEFAULT_DEPTH = 4
-VARLEN_BLOCK_SIZE = 256
-"""Tokens a page that flash kernels accept everywhere."""
-SDPA_BLOCK_SIZE = 16
 MAX_TABLE_LEN = 32768
 """Longest sequence for which the token table is sized unless `max_model_len` says more."""
 
@@ -162,7 +160,7 @@ class SpeculativeDecoder:
 
         Args:
             target: hub name, local folder, loaded model, or "default" (SmolLM2-135M-Instruct, fetched
-                once by package name).
+                once by package name). A loaded model is taken over: it no longer runs by itself.
             draft: "prompt-lookup", "none", a smaller model with the same tokenizer, or a function that
                 makes a `Drafter`.
             max_num_speculative_tokens: K, the deepest depth.
@@ -179,6 +177,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: vocabulary mismatch, unsupported architecture, absent device, bad option.
             OSError: a model that cannot be found or fetched.
+            MemoryError: the device is too small.
         """
         config = EngineConfig(
             max_num_seqs=max_num_seqs,
@@ -188,15 +187,20 @@ class SpeculativeDecoder:
         )
         at = resolve_device(device)
         kind = resolve_dtype(dtype)
-        loaded = load_model(target, kind, at, tokenizer)
-        drafter: LoadedModel | DrafterFactory | str
-        if isinstance(draft, str) and draft in ("prompt-lookup", "none"):
-            drafter = draft
-        elif isinstance(draft, str | Path) or is_model(draft):
-            drafter = load_model(draft, kind, at, tokenizer)
-        else:
-            drafter = draft
-        return cls(loaded, drafter, config, lookup=lookup, clock=clock, cost=cost)
+        try:
+            loaded = load_model(target, kind, at, tokenizer)
+            drafter: LoadedModel | DrafterFactory | str
+            if isinstance(draft, str) and draft in ("prompt-lookup", "none"):
+                drafter = draft
+            elif isinstance(draft, str | Path) or is_model(draft):
+                drafter = load_model(draft, kind, at, tokenizer)
+            else:
+                drafter = draft
+            return cls(loaded, drafter, config, lookup=lookup, clock=clock, cost=cost)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                f'The models do not fit on {at}; use smaller ones, a 16-bit dtype, or draft="prompt-lookup".'
+            ) from error
 
     @property
     def config(self) -> EngineConfig:
@@ -318,8 +322,10 @@ class SpeculativeDecoder:
 def _fill_in(config: EngineConfig, target: PackedModel, draft: PackedModel | None) -> EngineConfig:
     """Settle block size, blocks and longest sequence from the models and the bytes allowed."""
     models = [target] if draft is None else [target, draft]
-    varlen = any(model.use_varlen for model in models)
-    block_size = config.block_size or (VARLEN_BLOCK_SIZE if varlen else SDPA_BLOCK_SIZE)
+    page = max(PAGE_SIZE[model.backend] for model in models)
+    block_size = config.block_size or page
+    if any(model.backend != "sdpa" for model in models) and block_size % page:
+        raise ValueError(f"block_size must be a multiple of {page} on this GPU, got {block_size}.")
     block_bytes = block_size * sum(model.kv_bytes_per_token for model in models)
     limits = [m.max_positions for m in models if m.max_positions is not None]
     limit = min([*limits, config.max_model_len or MAX_TABLE_LEN])

@@ -37,20 +37,19 @@ class TextEnd:
         count = np.minimum(result.num_accepted + 1, np.minimum(budget, recorded))
         at_end = count == recorded
         if len(self.token_ids) and len(slots):
-            ends = np.isin(result.tokens, self.token_ids) & ~seqs.ignore_eos[slots][:, None]
+            ends = (result.tokens[:, :, None] == self.token_ids).any(-1)
+            ends &= ~seqs.ignore_eos[slots][:, None]
             ends &= np.arange(result.tokens.shape[1]) < count[:, None]
             found = ends.any(1)
             count = np.where(found, ends.argmax(1) + 1, count)
             at_end |= found
-        for row, slot in enumerate(slots.tolist()):
-            watcher = batch[slot].detokenizer
-            if watcher is None:
-                continue
-            before = watcher.num_tokens
-            watcher.append(result.tokens[row, : count[row]].tolist())
-            if watcher.stopped:
-                count[row] = watcher.num_tokens - before
-                at_end[row] = True
+        for slot, watcher in batch.watched.items():
+            for row in np.flatnonzero(slots == slot).tolist():
+                before = watcher.num_tokens
+                watcher.append(result.tokens[row, : count[row]].tolist())
+                if watcher.stopped:
+                    count[row] = watcher.num_tokens - before
+                    at_end[row] = True
         over = at_end | (count == budget)
         return count, {
             row: "stop" if at_end[row] else "length" for row in np.flatnonzero(over).tolist()

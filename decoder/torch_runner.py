@@ -68,6 +68,10 @@ class TorchRunner:
         """Ask the drafter."""
         return self.draft_source.offer(slots, max_length)
 
+    def settle(self, slots: Ints) -> None:
+        """Tell the drafter."""
+        self.draft_source.settle(slots)
+
     @torch.inference_mode()
     def run(self, plan: RoundPlan) -> RoundResult:
         """Draft, verify, and judge one round."""
@@ -83,6 +87,11 @@ class TorchRunner:
         started = self._now()
         proposal = self.draft_source.draft(plan)
         num_proposed = proposal.lengths
+        if proposal.probs is not None and self.drafter != "draft-model":
+            raise ValueError(
+                f'A drafter of kind {self.drafter!r} gave laws of its tokens; only a "draft-model" '
+                "may, since schedulers are held to stricter rules there."
+            )
         if plan.trim is not None:
             self._trim(plan, proposal)
         drafted = self._now()
@@ -90,8 +99,8 @@ class TorchRunner:
         verdict = self._judge(plan, proposal, logits)
         num_accepted = verdict.num_accepted.cpu().numpy()
         last = np.cumsum(proposal.lengths + 1) - (proposal.lengths + 1) + num_accepted
-        top1, entropy = law_signals(logits[torch.from_numpy(last).to(logits.device)])
-        self.draft_source.settle(plan.slots, proposal.lengths, num_accepted)
+        seen = law_signals(logits[torch.from_numpy(last).to(logits.device)])
+        top1, entropy = seen.cpu().numpy()
         finished = self._now()
         return RoundResult(
             num_drafted=proposal.lengths,

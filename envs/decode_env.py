@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -19,6 +19,14 @@ from specdepth.decoder.workload import Workload
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.state import RoundOutcome
 
+from .arguments import (
+    DecoderSource,
+    WorkloadLike,
+    checked_price,
+    checked_rounds,
+    checked_workload,
+    make_decoder,
+)
 from .observation import (
     COLUMN_NAMES,
     COLUMN_UNITS,
@@ -33,8 +41,6 @@ from .workload_run import WorkloadRun
 
 logger = logging.getLogger(__name__)
 
-DecoderSource = SpeculativeDecoder | Callable[[], SpeculativeDecoder]
-WorkloadLike = Workload | WorkloadConfig | Mapping[str, Any]
 Actions = NDArray[np.int64]
 
 OPTIONS = frozenset({"workload", "seconds_per_token", "max_rounds"})
@@ -139,13 +145,13 @@ class LiveDecodeEnv(gymnasium.Env[Observation, Actions]):
         if render_mode is not None:
             raise ValueError(f"there is nothing to render, got render_mode={render_mode!r}.")
         self.render_mode = None
-        self.decoder = _make_decoder(decoder, target, draft, decoder_options)
+        self.decoder = make_decoder(decoder, target, draft, decoder_options)
         if cost is not None:
             self.decoder.engine.cost = cost
-        self._workload = _checked_workload(WorkloadConfig() if workload is None else workload)
+        self._workload = checked_workload(WorkloadConfig() if workload is None else workload)
         self._sampling = sampling
-        self._max_rounds = _checked_rounds(max_rounds)
-        self._seconds_per_token = _checked_price(seconds_per_token)
+        self._max_rounds = checked_rounds(max_rounds)
+        self._seconds_per_token = checked_price(seconds_per_token)
         drawn = isinstance(self._workload, WorkloadConfig)
         self._prompts = PromptPool(self.decoder, prompts) if drawn or prompts is not None else None
         config = self.decoder.config
@@ -198,10 +204,10 @@ class LiveDecodeEnv(gymnasium.Env[Observation, Actions]):
         """
         super().reset(seed=seed)
         chosen = self._chosen(options or {})
-        source = _checked_workload(chosen["workload"])
+        source = checked_workload(chosen["workload"])
         workload = self._draw(source)
-        self._cap = _checked_rounds(chosen["max_rounds"])
-        price = _checked_price(chosen["seconds_per_token"])
+        self._cap = checked_rounds(chosen["max_rounds"])
+        price = checked_price(chosen["seconds_per_token"])
         if price is None:
             price = self._default_price(source)
         self._price = price
@@ -308,45 +314,3 @@ def _info(run: WorkloadRun, outcome: RoundOutcome, step_s: float) -> dict[str, A
         "num_finished_requests": run.num_finished,
         "kv_used_fraction": outcome.kv_used_fraction,
     }
-
-
-def _make_decoder(
-    decoder: DecoderSource | None,
-    target: str,
-    draft: str,
-    options: Mapping[str, Any] | None,
-) -> SpeculativeDecoder:
-    if decoder is None:
-        return SpeculativeDecoder.from_pretrained(target, draft, **(options or {}))
-    if options:
-        raise ValueError("decoder_options go with target and draft, not with a finished decoder.")
-    made = decoder if isinstance(decoder, SpeculativeDecoder) else decoder()
-    if not isinstance(made, SpeculativeDecoder):
-        raise ValueError(
-            f"decoder must be a SpeculativeDecoder or a function that makes one, got {made!r}."
-        )
-    return made
-
-
-def _checked_workload(workload: WorkloadLike) -> Workload | WorkloadConfig:
-    if isinstance(workload, Mapping):
-        try:
-            return WorkloadConfig(**workload)
-        except TypeError as error:
-            known = ", ".join(WorkloadConfig.__dataclass_fields__)
-            raise ValueError(f"workload: {error}; its fields are {known}.") from error
-    if not isinstance(workload, Workload | WorkloadConfig):
-        raise ValueError(f"workload must be a Workload or a WorkloadConfig, got {workload!r}.")
-    return workload
-
-
-def _checked_rounds(max_rounds: int | None) -> int | None:
-    if max_rounds is not None and max_rounds < 1:
-        raise ValueError(f"max_rounds must be at least 1, got {max_rounds}.")
-    return max_rounds
-
-
-def _checked_price(seconds: float | None) -> float | None:
-    if seconds is not None and not 0 <= seconds < float("inf"):
-        raise ValueError(f"seconds_per_token must be 0 or more, got {seconds}.")
-    return None if seconds is None else float(seconds)

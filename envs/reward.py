@@ -34,6 +34,29 @@ def modelled_s(outcome: RoundOutcome, cost: CostModel) -> float:
     )
 
 
+def decision_s(
+    state: RoundState, outcome: RoundOutcome, cost: CostModel, elapsed_s: float
+) -> float:
+    """Seconds of a round that its depths answer for.
+
+    Prompts that ride in the pass come with the requests: so many seconds a token, whatever is done.
+    Left in, they would be noise in the reward and raise the reference price of a token, and with it
+    the depths that seem to pay. A sequence that was preempted, though, is an effect of depths: what
+    its text will take to be computed again is charged at once.
+
+    Args:
+        state: what the depths were chosen for.
+        outcome: what came of it.
+        cost: prices of both parts.
+        elapsed_s: the round by the clock or by the cost model.
+    """
+    size, prefill = outcome.num_pass_tokens, outcome.num_prefill_tokens
+    context = outcome.num_context_tokens
+    prompts_s = cost.pass_s(size, prefill, context) - cost.pass_s(size - prefill, 0, context)
+    lost = int(state.positions[outcome.preempted].sum())
+    return elapsed_s - prompts_s + cost.pass_s(lost, lost)
+
+
 def depth_0_seconds_per_token(cost: CostModel, num_running: int) -> float:
     """Seconds a token of the simplest reference policy, no speculation, with `num_running`."""
     rows = np.zeros(max(num_running, 1), np.int64)
@@ -90,7 +113,7 @@ def slot_rewards(
     Args:
         state: what the depths were chosen for.
         outcome: what came of it.
-        elapsed_s: seconds to charge, of this round and what followed until the next decision.
+        elapsed_s: seconds to charge; see `decision_s`.
         seconds_per_token: of a reference policy, at this load.
         cost: prices for `added_s`.
     """
@@ -104,9 +127,12 @@ class ReferenceRate:
     """Seconds per token of a reference policy at each number of running sequences.
 
     Starts as decoding without speculation by the cost model, and is then measured: `note` collects
-    rounds, `refresh` takes them over. With a closed loop the load is not the policy's doing and
-    each load has its own rate. With arrivals (`by_load=False`) there is one rate for all: with a
-    rate of its own, being stuck at a worse load would cost nothing.
+    rounds, `refresh` takes them over [Dinkelbach 1967, On nonlinear fractional programming: the best
+    ratio is found by maximising tokens less seconds at the price of the last ratio]. With a closed
+    loop the load is not the policy's doing and each load has its own rate, never above that without
+    speculation: at a bad policy's price, its own depths would seem to pay. With arrivals
+    (`by_load=False`) there is one rate for all: with a rate of its own, being stuck at a worse load
+    would cost nothing.
 
     Args:
         cost: prices of the machine.
@@ -174,7 +200,8 @@ class ReferenceRate:
 
     def _compute(self) -> Floats:
         if self.by_load:
-            return (self._prior_s + self.seconds) / (self._prior_tokens + self.tokens)
+            mixed = (self._prior_s + self.seconds) / (self._prior_tokens + self.tokens)
+            return np.minimum(mixed, self._prior_s / self._prior_tokens)
         # Loads that never occur must not weigh: the prior is one round's worth at the highest load.
         seconds = self._prior_s[-1] + self.seconds.sum()
         tokens = self._prior_tokens[-1] + self.tokens.sum()

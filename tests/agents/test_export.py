@@ -90,7 +90,7 @@ def test_it_chooses_the_same_in_the_decoder(tmp_path: Path) -> None:
         state = env.state_of(0)
         predicted, _ = model.predict(rows, deterministic=True)
         assert np.array_equal(scheduler.choose(state), predicted[state.slots])
-        rows, *_ = env.step(np.asarray(predicted))
+        rows = np.asarray(env.step(np.asarray(predicted))[0])
     batch = toy_decoder().generate(toy_prompts(), max_new_tokens=8, depth_scheduler=scheduler)
     assert all(len(result.token_ids) == 8 for result in batch)
 

@@ -13,7 +13,6 @@ import pytest
 from specdepth.agents.train_config import TrackConfig
 from tests.agents.toy_training import toy_config, toy_train
 
-
 BLOCK = 32768
 
 
@@ -36,12 +35,12 @@ def chunks(data: bytes) -> Iterator[bytes]:
 
 def records(folder: Path) -> dict[str, list[Any]]:
     """Records of an offline run, by kind."""
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto import wandb_internal_pb2 as proto
 
     (path,) = folder.glob("*.wandb")
     found: dict[str, list[Any]] = {}
     for data in chunks(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = proto.Record()  # type: ignore[attr-defined]
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
         found.setdefault(kind, []).append(getattr(record, kind))

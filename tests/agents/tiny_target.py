@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -16,6 +17,9 @@ from specdepth.scheduler.cost import CostModel
 from tests.decoder.tiny import tiny_llama
 
 COST = CostModel.linear(base_s=0.05, token_s=0.002, knee=8, overhead_s=0.001, name="tiny")
+
+SPREAD = 0.1
+"""Of the weights: small enough for texts to repeat themselves, so that prompt lookup finds something."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -30,8 +34,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def save_tiny_target(folder: Path, *, with_tokenizer: bool = True) -> Path:
     """Write model and tokenizer; returns the folder."""
-    model = tiny_llama(vocab_size=257, max_position_embeddings=1024, dtype=None)
-    model.float().save_pretrained(folder)
+    model = tiny_llama(
+        vocab_size=257,
+        max_position_embeddings=1024,
+        initializer_range=SPREAD,
+        dtype=torch.float32,
+    )
+    model.save_pretrained(folder)
     if with_tokenizer:
         byte_tokenizer().save_pretrained(folder)
     return folder
@@ -48,11 +57,10 @@ def tiny_decoder(**options: Any) -> SpeculativeDecoder:
     """A float64 decoder on a virtual clock, so that times are exact."""
     defaults: dict[str, Any] = {"max_num_seqs": 8, "num_kv_blocks": 400}
     return SpeculativeDecoder.from_pretrained(
-        tiny_llama(),
+        tiny_llama(initializer_range=SPREAD),
         dtype="float64",
         device="cpu",
-        cost=COST,
-        **({"clock": VirtualClock(COST)} | defaults | options),
+        **({"clock": VirtualClock(COST), "cost": COST} | defaults | options),
     )
 
 

@@ -37,7 +37,7 @@ BASE: dict[str, Any] = {
     "pad_token_id": None,
 }
 GEMMA = BASE | {"head_dim": 8, "tie_word_embeddings": False}
-GPT2 = {
+GPT2: dict[str, Any] = {
     "vocab_size": VOCAB,
     "n_embd": 32,
     "n_layer": 2,
@@ -48,8 +48,13 @@ GPT2 = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
-MAMBA = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
+MAMBA: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 4,
+}
 
 SUPPORTED = {
     "Llama": lambda: transformers.LlamaConfig(**BASE),

@@ -85,7 +85,7 @@ def test_it_equals_dense_attention_for_any_ragged_batch(
             layer.keys[at], layer.values[at] = key[position], value[position]
     rows = [random(int(q), num_heads, key_dim) for q in queries]
     layout = build_layout(
-        [layer], tables, starts, queries, block_size, torch.device("cpu"), use_varlen=False
+        [layer], tables, starts, queries, block_size, torch.device("cpu"), backend="sdpa"
     )
     module: Any = SimpleNamespace(layer_idx=0)
     new_keys = torch.cat([key[start:] for key, start in zip(keys, starts, strict=True)])
@@ -125,7 +125,7 @@ def test_the_default_scale_is_one_over_the_root_of_the_head_size() -> None:
             np.array([3]),
             4,
             torch.device("cpu"),
-            use_varlen=False,
+            backend="sdpa",
         )
         module: Any = SimpleNamespace(layer_idx=0)
         results.append(

@@ -48,9 +48,7 @@ def reference() -> list[list[int]]:
 
 @cache
 def decoder(drafter: str = "draft-model") -> SpeculativeDecoder:
-    return build_decoder(
-        TARGET, DRAFT if drafter == "draft-model" else drafter, num_kv_blocks=18
-    )
+    return build_decoder(TARGET, DRAFT if drafter == "draft-model" else drafter, num_kv_blocks=18)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +74,11 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("prompt", "sampling", "message"),
         [
-            ([], SamplingParams(max_new_tokens=4), r"The prompt is empty; at least one token is needed\."),
+            (
+                [],
+                SamplingParams(max_new_tokens=4),
+                r"The prompt is empty; at least one token is needed\.",
+            ),
             ([5, VOCAB], SamplingParams(), r"holds the token id 97, the vocabulary has 0\.\.96\."),
             ([-1], SamplingParams(), r"holds the token id -1"),
             (
@@ -182,7 +184,7 @@ class TestSchedulers:
         engine.add_request(PROMPTS[1], SamplingParams(max_new_tokens=2), "a")
         state = engine.begin_round()
         assert state is not None
-        with pytest.raises(ValueError, match="whole numbers in 0..8"):
+        with pytest.raises(ValueError, match=r"whole numbers in 0\.\.8"):
             engine.finish_round(np.array([77]))
         engine.finish_round(np.array([1]))
         while engine.has_work:
@@ -274,9 +276,7 @@ class TestSchedulers:
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            decoder().generate(
-                PROMPTS, 4, depth_scheduler=Fails(0), on_token=lambda *_: None
-            )
+            decoder().generate(PROMPTS, 4, depth_scheduler=Fails(0), on_token=lambda *_: None)
         streamed: list[int] = []
         batch = decoder().generate(
             [PROMPTS[1]], 4, on_token=lambda _, tokens: streamed.extend(tokens)
@@ -450,5 +450,5 @@ class TestModels:
 
         target = saved("target", TARGET, ("<end>", "<more>"))
         draft = saved("swapped", DRAFT, ("<end>", "<more>"))
-        with pytest.raises(ValueError, match="2 tokens differ .*'A' in the target and 'B' in the"):
+        with pytest.raises(ValueError, match=r"2 tokens differ .*'A' in the target and 'B' in the"):
             SpeculativeDecoder.from_pretrained(target, draft, device="cpu", dtype="float64")

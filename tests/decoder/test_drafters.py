@@ -69,9 +69,7 @@ def test_after_any_depths_the_draft_sees_exactly_the_committed_text(
 
     scheduler = Watched(decide)
     engine.set_scheduler(scheduler)
-    first_number = engine.add_request(
-        PROMPTS[0], SamplingParams(max_new_tokens=30), "0"
-    ).number
+    first_number = engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=30), "0").number
     for place, prompt in enumerate(PROMPTS[1:], 1):
         engine.add_request(prompt, SamplingParams(max_new_tokens=30), str(place))
     while engine.has_work:

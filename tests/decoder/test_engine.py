@@ -106,7 +106,7 @@ class TestStopStrings:
         return build_decoder(TARGET, DRAFT, tokenizer=self.TOKENIZER, **options)
 
     def text(self, place: int) -> str:
-        return self.TOKENIZER.decode(reference()[place], skip_special_tokens=True)
+        return str(self.TOKENIZER.decode(reference()[place], skip_special_tokens=True))
 
     @pytest.mark.parametrize("depth", [0, 4, 8])
     def test_text_stops_before_a_stop_string_that_spans_rounds(self, depth: int) -> None:
@@ -170,14 +170,14 @@ class TestServing:
             engine.step()
             (delta,) = engine.take_deltas()
             rounds.append(delta)
-        assert sum((delta.token_ids for delta in rounds), []) == reference()[1][:9]
+        assert [t for delta in rounds for t in delta.token_ids] == reference()[1][:9]
         assert [delta.finish_reason for delta in rounds] == [None] * (len(rounds) - 1) + ["length"]
         assert engine.take_deltas() == []
 
     def test_requests_may_join_at_any_time(self) -> None:
         engine = build_decoder(TARGET, DRAFT, num_kv_blocks=20).engine
         engine.set_scheduler(Watched(ragged(2)))
-        results = {}
+        results: dict[str, GenerationResult] = {}
         for place, prompt in enumerate(PROMPTS):
             engine.add_request(prompt, SamplingParams(max_new_tokens=NUM_TOKENS), str(place))
             engine.step()
@@ -218,7 +218,7 @@ class TestServing:
                 assert len(got.token_ids) < NUM_TOKENS
             else:
                 assert got.token_ids == text
-        assert 0 < len(results["0"].token_ids)
+        assert len(results["0"].token_ids) > 0
         assert results["7"].token_ids == []
         assert np.isnan(results["7"].metrics.first_token_s)
 

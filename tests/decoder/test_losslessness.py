@@ -210,9 +210,7 @@ def test_seeds_belong_to_requests_and_not_to_their_numbers() -> None:
 def test_rejection_at_temperature_0_is_greedy_in_a_mixed_batch() -> None:
     for drafter in ("prompt-lookup", noisy_copy(TARGET, NOISE)):
         decoder = build_decoder(TARGET, drafter, verification="rejection", num_kv_blocks=20)
-        batch = decoder.generate(
-            PROMPTS, NUM_TOKENS, SAMPLING, depth_scheduler=Watched(ragged(1))
-        )
+        batch = decoder.generate(PROMPTS, NUM_TOKENS, SAMPLING, depth_scheduler=Watched(ragged(1)))
         for result, one, wanted in zip(batch, SAMPLING, reference(), strict=True):
             if one.temperature == 0:
                 assert result.token_ids == wanted

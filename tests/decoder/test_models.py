@@ -19,7 +19,7 @@ TEXTS = np.random.default_rng(0).integers(0, VOCAB, (4, 30))
 
 
 def packed_model(num_blocks: int = 64, block_size: int = 4) -> PackedModel:
-    model = PackedModel(copy.deepcopy(MODEL), self_check=False)
+    model = PackedModel(copy.deepcopy(MODEL))
     model.allocate(num_blocks, block_size)
     return model
 
@@ -83,7 +83,7 @@ def test_it_counts_parameters_bytes_and_arithmetic() -> None:
     assert PACKED.num_parameters == sum(p.numel() for p in MODEL.parameters())
     assert PACKED.weight_bytes == 8 * PACKED.num_parameters
     assert PACKED.flops_per_token == 2 * (PACKED.num_parameters - embedding)
-    tied = PackedModel(tiny_llama(tie_word_embeddings=True), self_check=False)
+    tied = PackedModel(tiny_llama(tie_word_embeddings=True))
     # A tied embedding is the head: its rows are multiplied after all.
     assert tied.flops_per_token == 2 * tied.num_parameters
     assert PACKED.max_positions == 512

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from specdepth.decoder.prompt_lookup import LookupConfig, find_matches
 from specdepth.decoder.sequences import SequenceTable
 
-texts = st.lists(
-    st.lists(st.integers(0, 2), min_size=1, max_size=24), min_size=1, max_size=6
-)
+texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=24), min_size=1, max_size=6)
 
 
 def table_of(sequences: list[list[int]], rng: np.random.Generator) -> SequenceTable:

@@ -202,7 +202,9 @@ def test_fresh_draws_withstand_the_attack() -> None:
 def test_reused_draws_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: draws keyed by seed and position alone. The test above must fail then."""
 
-    def reused(seed: torch.Tensor, position: torch.Tensor, attempt: torch.Tensor, stream: Any) -> Any:
+    def reused(
+        seed: torch.Tensor, position: torch.Tensor, attempt: torch.Tensor, stream: Any
+    ) -> Any:
         return uniform(seed, position, torch.zeros_like(attempt), stream)
 
     monkeypatch.setattr(drafters, "uniform", reused)

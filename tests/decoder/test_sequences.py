@@ -46,15 +46,18 @@ def test_a_preempted_request_comes_back_with_all_but_its_cache() -> None:
     table.start(0, made)
     table.tokens[0, 3:5] = [8, 9]
     table.num_tokens[0], table.num_computed[0], table.draft_computed[0] = 5, 4, 2
-    table.attempt[0], table.first_token_s[0], table.end_at[0] = 2, 3.5, 8
+    table.attempt[0], table.num_rounds[0], table.first_token_s[0] = 3, 2, 3.5
+    table.end_at[0] = 8
     table.stop(0, made)
     assert not table.active[0]
-    assert (made.generated, made.num_rounds, made.first_token_s) == ([8, 9], 2, 3.5)
+    assert (made.generated, made.first_token_s) == ([8, 9], 3.5)
+    assert (made.attempt, made.num_rounds) == (3, 2)  # one round failed
     table.start(1, made)
     assert table.tokens[1, :5].tolist() == [4, 5, 6, 8, 9]
     assert table.generated(1).tolist() == [8, 9]
     assert (table.num_tokens[1], table.num_computed[1], table.draft_computed[1]) == (5, 0, 0)
-    assert (table.attempt[1], table.first_token_s[1], table.max_tokens[1]) == (2, 3.5, 9)
+    assert (table.attempt[1], table.num_rounds[1]) == (3, 2)
+    assert (table.first_token_s[1], table.max_tokens[1]) == (3.5, 9)
 
 
 @pytest.mark.parametrize(

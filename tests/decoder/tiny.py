@@ -29,7 +29,9 @@ VOCAB = 97
 """95 printable characters and two special tokens, see `char_tokenizer`."""
 
 
-def tiny_llama(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> PreTrainedModel:
+def tiny_llama(
+    seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any
+) -> PreTrainedModel:
     """A Llama of two layers whose laws are far from uniform, so that greedy text varies."""
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -45,7 +47,9 @@ def tiny_llama(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any
         "pad_token_id": None,
     }
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**(settings | options))).to(dtype).eval()
+    model: Any = LlamaForCausalLM(LlamaConfig(**(settings | options)))
+    loaded: PreTrainedModel = model.to(dtype).eval()
+    return loaded
 
 
 def bigram_model(logits: Sequence[Sequence[float]]) -> PreTrainedModel:
@@ -65,8 +69,9 @@ def bigram_model(logits: Sequence[Sequence[float]]) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
                 weight.zero_()  # nothing is added to the embedding
-        model.get_input_embeddings().weight.copy_(torch.eye(size, hidden))
-        head = model.get_output_embeddings().weight
+        embedding: Any = model.get_input_embeddings().weight
+        embedding.copy_(torch.eye(size, hidden))
+        head: Any = model.get_output_embeddings().weight
         head.zero_()
         # The norm scales a unit vector by sqrt(hidden).
         head[:, :size] = torch.tensor(logits, dtype=torch.float64).T / hidden**0.5
@@ -80,7 +85,7 @@ def noisy_copy(model: PreTrainedModel, scale: float, seed: int = 1) -> PreTraine
     with torch.no_grad():
         for parameter in copied.parameters():
             if parameter.dim() > 1:
-                parameter += scale * parameter.std() * torch.randn_like(parameter)
+                parameter.add_(scale * parameter.std() * torch.randn_like(parameter))
     return copied
 
 

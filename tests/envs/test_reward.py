@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from specdepth.envs.reward import (
     ReferenceRate,
     added_s,
     charged_s,
+    decision_s,
     depth_0_seconds_per_token,
     modelled_s,
     slot_rewards,
@@ -58,6 +60,25 @@ def test_charged_seconds_leave_out_the_time_to_decide() -> None:
     outcome = run.finish_round(np.array([0]))
     assert outcome.elapsed_s > 5
     assert charged_s(outcome) == pytest.approx(0.05 + 5 * 0.003)
+
+
+def test_prompts_in_the_pass_are_not_the_depths_doing() -> None:
+    (state, outcome), *_ = ROUNDS
+    assert outcome.num_prefill_tokens == 4 * 5
+    seconds = decision_s(state, outcome, LINEAR, modelled_s(outcome, LINEAR))
+    assert seconds == pytest.approx(0.05 + 0.003 * (outcome.num_pass_tokens - 20 - 1))
+    for state, outcome in ROUNDS[1:]:
+        whole = modelled_s(outcome, LINEAR)
+        assert decision_s(state, outcome, LINEAR, whole) == pytest.approx(whole)
+
+
+def test_a_preempted_sequence_is_charged_what_its_text_takes_again() -> None:
+    state, outcome = ROUNDS[1]
+    preempted = np.array([False, False, False, True])
+    outcome = replace(outcome, preempted=preempted)
+    lost = state.positions[3]
+    extra = decision_s(state, outcome, LINEAR, 1.0) - 1.0
+    assert extra == pytest.approx(0.05 + 0.003 * (lost - 1))
 
 
 def test_a_sequence_adds_its_drafted_tokens_to_the_pass() -> None:
@@ -146,6 +167,13 @@ def test_the_reference_rate_starts_as_decoding_without_speculation() -> None:
     rates = ReferenceRate(LINEAR, 4)
     assert [rates(n) for n in (1, 2, 4)] == pytest.approx([0.05, 0.053 / 2, 0.059 / 4])
     assert rates(4) == pytest.approx(depth_0_seconds_per_token(LINEAR, 4))
+
+
+def test_a_bad_policy_does_not_raise_the_price_of_a_token() -> None:
+    rates = ReferenceRate(LINEAR, 4)
+    rates.note(2, 100.0, 1)
+    rates.refresh()
+    assert rates(2) == pytest.approx(0.053 / 2)
 
 
 def test_the_reference_rate_moves_towards_what_is_measured_when_it_is_refreshed() -> None:

@@ -1,0 +1,106 @@
+"""What a training run is made of: decoder, slots as agents, and PPO with their shared policy."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from stable_baselines3 import PPO
+from torch import nn
+
+from specdepth.decoder.prompts import load_prompt_file
+from specdepth.decoder.speculative_decoder import SpeculativeDecoder
+from specdepth.decoder.workload import Workload
+from specdepth.envs.reward import ReferenceRate
+from specdepth.envs.workload_config import PromptLike, PromptPool
+from specdepth.scheduler.cost import CostModel
+
+from .rollout import SlotRolloutBuffer
+from .slot_policy import SlotFeatures, SlotPolicy
+from .slot_vec_env import SlotVecEnv
+from .train_config import PPOConfig, TrainConfig
+
+logger = logging.getLogger(__name__)
+
+
+def make_decoder(config: TrainConfig) -> SpeculativeDecoder:
+    """Load the models that `config.decoder` names.
+
+    Raises:
+        ValueError: see `SpeculativeDecoder.from_pretrained` and `CostModel.load`.
+    """
+    chosen = config.decoder
+    cost = None if chosen.cost is None else CostModel.load(chosen.cost)
+    if cost is None:
+        logger.warning("no cost model given: prices are made up; run `specdepth profile` first.")
+    return SpeculativeDecoder.from_pretrained(
+        chosen.target,
+        chosen.draft,
+        max_num_speculative_tokens=chosen.max_num_speculative_tokens,
+        max_num_seqs=chosen.max_num_seqs,
+        dtype=chosen.dtype,
+        device=chosen.device,
+        verification=chosen.verification,
+        cost=cost,
+    )
+
+
+def make_env(
+    config: TrainConfig,
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[PromptLike] | None = None,
+) -> SlotVecEnv:
+    """The slots of `decoder` as agents on workloads drawn from `config`; see `train`."""
+    if prompts is None and config.prompts is not None:
+        prompts = tuple(p for p in load_prompt_file(config.prompts) if p.split == "train")
+    pool = PromptPool(decoder, prompts)
+
+    def draw(rng: np.random.Generator) -> Workload:
+        return pool.workload(config.workload, rng)
+
+    engine = decoder.engine
+    rates = ReferenceRate(engine.cost, engine.config.max_num_seqs, by_load=config.by_load)
+    return SlotVecEnv([engine], draw, rates, timing=config.reward.timing, seed=config.seed)
+
+
+def make_model(config: PPOConfig, env: SlotVecEnv, seed: int) -> PPO:
+    """PPO with a policy shared by all slots; `PPO.train` is stable-baselines3's own."""
+    cost = env.engines[0].cost
+    reference_s = config.reference_round_s or float(cost.round_s(np.zeros(1, np.int64)))
+    with warnings.catch_warnings():
+        # It counts rows of empty slots, of which the buffer yields none.
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        model = PPO(
+            SlotPolicy,
+            env,
+            learning_rate=config.learning_rate,
+            n_steps=config.n_steps,
+            batch_size=config.batch_size,
+            n_epochs=config.n_epochs,
+            gamma=config.discount,
+            gae_lambda=config.gae_lambda,
+            clip_range=config.clip_range,
+            ent_coef=config.ent_coef,
+            vf_coef=config.vf_coef,
+            max_grad_norm=config.max_grad_norm,
+            target_kl=config.target_kl,
+            rollout_buffer_class=SlotRolloutBuffer,
+            rollout_buffer_kwargs={"reference_round_s": reference_s},
+            policy_kwargs={
+                "features_extractor_class": SlotFeatures,
+                "net_arch": {"pi": list(config.hidden), "vf": list(config.hidden)},
+                "activation_fn": nn.Tanh if config.activation == "tanh" else nn.ReLU,
+            },
+            seed=seed,
+            device="cpu",
+        )
+    return connect(model, env)
+
+
+def connect(model: PPO, env: SlotVecEnv) -> PPO:
+    """Tell the model's rollout buffer where seconds and activity come from."""
+    assert isinstance(model.rollout_buffer, SlotRolloutBuffer)
+    model.rollout_buffer.source = env
+    return model
