@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -106,6 +107,9 @@ def _run(name: str, module: Any, args: list[str]) -> int:
             config=(tyro.conf.FlagCreatePairsOff,),
         ),
     )
+    # Warnings of the library; its errors come as exceptions.
+    level = logging.ERROR if options.quiet else logging.WARNING
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
     console = Console(as_json=options.json, quiet=options.quiet)
     try:
         module.run(options, console)

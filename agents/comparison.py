@@ -125,6 +125,8 @@ class Comparison:
     clock: ClockKind = "wall"
     """What the engine's clock told: wall time, CPU time of the thread that does all the work, or what
     a cost model says."""
+    same_text: bool = True
+    """Whether the text is the same under every policy but for rounding: greedy or coupled decoding."""
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
     """What was done, and what a reader should know."""
@@ -184,8 +186,9 @@ class Comparison:
                 for name in run.policies
             ]
             notes.append(
-                "Times are CPU time of the one thread that does the work: wall time on a quiet "
-                f"machine, here {min(waits):.2f} to {max(waits):.2f} times less than it."
+                "Times are CPU time of the one thread that does the work, which is wall time on a "
+                f"quiet machine; on this one, runs took {min(waits):.2f} to {max(waits):.2f} times "
+                "as long by the wall."
             )
         if self.clock == "virtual":
             notes.append("Times are what the cost model says, not measured.")
@@ -195,7 +198,12 @@ class Comparison:
             for name in run.policies
             if OFF in run.policies
         ]
-        if any(shares):
+        if not self.same_text:
+            notes.append(
+                "Under rejection sampling every policy draws a text of its own, so their work is "
+                'equal on average only; verification "coupled" makes it the same.'
+            )
+        elif any(shares):
             notes.append(
                 f"Up to {max(shares):.0%} of a policy's answers differ from those without "
                 "speculation: passes of other sizes round near ties otherwise (in float32 they "

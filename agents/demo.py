@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 LEARNED, TABLE = "learned", "table"
 PROFILE_SHARE, TABLE_SHARE, TRAIN_SHARE = 0.1, 0.1, 0.4
 """Of the time; the comparison gets the rest."""
+COMPARE_SHARE = 0.35
+"""Kept for the comparison when others take longer, at the cost of training."""
+LEAST_S = 3.0
+"""That any part gets."""
 END_SHARE = 0.01
 """Kept for writing the report."""
 
@@ -75,9 +79,10 @@ class _Demo:
     def left_s(self) -> float:
         return self.start_s + self.budget_s * (1 - END_SHARE) - time.monotonic()
 
-    def minutes(self, share: float) -> float:
-        """A share of the whole in minutes; less where earlier parts took longer."""
-        return max(min(share * self.budget_s, self.left_s), 1.0) / 60
+    def minutes(self, share: float, kept: float = 0.0) -> float:
+        """A share of the whole in minutes; less where otherwise the share `kept` would not be left."""
+        left_s = self.left_s - kept * self.budget_s
+        return max(min(share * self.budget_s, left_s), LEAST_S) / 60
 
 
 def run(options: Options, console: Console) -> None:
@@ -125,9 +130,12 @@ def _profile(demo: _Demo) -> None:
     """What passes cost, which tells policies the price of depth."""
     from .profile_command import COST_FILE, measure_cost, show_cost
 
-    with demo.console.progress("1/4 Measuring passes") as update:
-        seconds = 60 * demo.minutes(PROFILE_SHARE)
-        demo.cost = measure_cost(demo.decoder, seconds, demo.options.seed, update)
+    if demo.options.cost is not None:
+        demo.cost = demo.decoder.engine.cost
+    else:
+        with demo.console.progress("1/4 Measuring passes") as update:
+            seconds = 60 * demo.minutes(PROFILE_SHARE)
+            demo.cost = measure_cost(demo.decoder, seconds, demo.options.seed, update)
     demo.cost.save(demo.folder / COST_FILE)
     show_cost(demo.console, demo.cost)
 
@@ -177,7 +185,7 @@ def _train(demo: _Demo) -> None:
     config = TrainConfig(
         out=demo.folder / "train",
         seed=options.seed,
-        minutes=demo.minutes(TRAIN_SHARE),
+        minutes=demo.minutes(TRAIN_SHARE, kept=COMPARE_SHARE),
         prompts=None if options.prompts == "default" else Path(options.prompts),
         decoder=DecoderConfig(
             target=options.target,
@@ -230,7 +238,7 @@ def _compare(demo: _Demo) -> None:
             policies,
             _requests(demo, "held-out"),
             demo.options.loads,
-            minutes=max(demo.left_s, 1.0) / 60,
+            minutes=demo.minutes(1.0),
             progress=update,
         )
     if demo.compared.interrupted:

@@ -24,12 +24,11 @@ from specdepth.scheduler.baselines import FixedDepth
 from specdepth.scheduler.depth import DepthScheduler
 
 from .comparison import ClockKind, Comparison, LoadRuns
+from .fitting import fit
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, 0..1, and what is going on."""
 
-MIN_NEW_TOKENS = 16
-"""`evaluate` does not cut answers below this to keep its time."""
 DEFAULT_NUM_REQUESTS = 16
 LATE = 1.1
 """Share of the time asked for beyond which readers are told."""
@@ -153,8 +152,16 @@ class _Evaluation:
         interrupted = False
         try:
             wait = self._warm_up(loads)
-            sizes = self._sizes(loads, wait)
-            for load, size in sizes.items():
+            left_s = (self.budget_s - self.elapsed_s) / wait
+            chosen = fit(
+                self.requests,
+                loads,
+                seconds=left_s,
+                cost=self.decoder.engine.cost,
+                num_runs=len(self.policies),
+            )
+            self.requests, self.notes = chosen.requests, chosen.notes
+            for load, size in chosen.sizes.items():
                 self.loads[load] = self._plan(size, num_requests, repeats)
             while (following := self._next_load()) is not None:
                 self._do_block(following, self.loads[following])
@@ -167,7 +174,13 @@ class _Evaluation:
                 "load gets one block at least."
             )
         runs = {load: one.runs for load, one in self.loads.items() if one.runs.num_blocks}
-        found = Comparison(runs=runs, clock=clock, interrupted=interrupted)
+        is_coupled = self.decoder.config.verification == "coupled"
+        found = Comparison(
+            runs=runs,
+            clock=clock,
+            same_text=is_coupled or all(r.sampling.temperature == 0 for r in self.requests),
+            interrupted=interrupted,
+        )
         found.notes = [*found.describe(), *self.notes]
         return found
 
@@ -251,41 +264,6 @@ class _Evaluation:
                 wall_s += served.wall_s
         is_real = not isinstance(self.decoder.engine.clock, VirtualClock)
         return max(wall_s / max(makespan_s, 1e-12), 1.0) if is_real else 1.0
-
-    def _sizes(self, loads: Sequence[int], wait: float) -> dict[int, int]:
-        """Requests in a block of each load, and answers that are short enough to keep the time.
-
-        A block has half as many requests again as run at once, so that slots are refilled in it.
-        """
-        sizes = {load: min(load + load // 2, len(self.requests)) for load in loads}
-        left_s = self.budget_s - self.elapsed_s
-        if self._needed_s(sizes, wait) > left_s:
-            sizes = {load: load for load in loads}
-        longest = limit = max(r.sampling.max_new_tokens for r in self.requests)
-        while self._needed_s(sizes, wait) > left_s and limit > MIN_NEW_TOKENS:
-            limit = max(int(limit * 0.8), MIN_NEW_TOKENS)
-            self.requests = [_at_most(request, limit) for request in self.requests]
-        if limit < longest:
-            self.notes.append(
-                f"Answers were cut to {limit} instead of {longest} tokens to keep the time."
-            )
-        return sizes
-
-    def _needed_s(self, sizes: dict[int, int], wait: float) -> float:
-        """Wall time that a block of each load may take, at a depth of 1 and half of it accepted."""
-        cost, total_s = self.decoder.engine.cost, 0.0
-        for load, size in sizes.items():
-            prompts = sum(len(request.prompt_token_ids) for request in self.requests[:size])
-            answers = sum(request.sampling.max_new_tokens for request in self.requests[:size])
-            total_s += prompts * cost.pass_s(256, 256) / 256
-            total_s += answers / load * (cost.pass_s(2 * load) + cost.overhead_s) / 1.5
-        return wait * len(self.policies) * total_s
-
-
-def _at_most(request: WorkloadRequest, limit: int) -> WorkloadRequest:
-    if request.sampling.max_new_tokens <= limit:
-        return request
-    return replace(request, sampling=replace(request.sampling, max_new_tokens=limit))
 
 
 def _check(

@@ -52,6 +52,7 @@ def run(options: Options, console: Console) -> None:
     from .report import write_report
     from .results import Results, write_atomically
     from .session import (
+        check_names,
         command_line,
         config_of,
         find_prompts,
@@ -66,6 +67,7 @@ def run(options: Options, console: Console) -> None:
     if not 0 < options.minutes < float("inf"):
         raise ValueError(f"minutes must be above 0, got {options.minutes}.")
     names = ["off", f"fixed:{options.depth}"]
+    check_names(names, options.max_num_speculative_tokens)
     folder = new_folder(options, "profile")
     prompts = find_prompts(options, "train")
     decoder = load_decoder(options, console)

@@ -49,15 +49,15 @@ class DecoderConfig:
 class PPOConfig:
     """PPO of stable-baselines3 [Schulman et al. 2017, arXiv 1707.06347]."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     """Step of Adam."""
     n_steps: int = 128
     """Rounds between two updates."""
-    batch_size: int = 256
+    batch_size: int = 64
     """Decisions in a minibatch."""
-    n_epochs: int = 6
+    n_epochs: int = 8
     """Passes over the decisions in an update."""
-    discount: float = 0.97
+    discount: float = 0.9
     """Discount of what comes one `reference_round_s` later, in 0..1."""
     reference_round_s: float | None = None
     """Seconds that `discount` refers to; None takes a round of one sequence at depth 0 by the cost
@@ -114,8 +114,8 @@ class WarmStartConfig:
     scheduler: str = "heuristic"
     """What to imitate, by the names of `specdepth evaluate`: "fixed:4", "table:1-4=4,5-=1",
     "heuristic", the folder of a policy; "none" starts from random weights."""
-    rounds: int = 150
-    """Rounds that it drives the engine for."""
+    rounds: int = 300
+    """Rounds that it drives the engine for; should meet every load of the workload."""
     epochs: int = 30
     """Passes over the decisions of these rounds."""
     smoothing: float = 0.15

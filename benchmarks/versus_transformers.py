@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def generate(plain: PreTrainedModel, size: int, **options: Any) -> Run:
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
         with torch.inference_mode():
-            out = plain.generate(
+            out = plain.generate(  # type: ignore[operator]
                 input_ids=ids,
                 attention_mask=mask,
                 do_sample=False,
@@ -139,9 +140,17 @@ class Comparison:
         theirs: decodes a batch.
         batches: each is decoded once by either side.
         seed: of the interval.
+        their_cpu_s: tells what their last batch took where it ran in another process.
     """
 
-    def __init__(self, ours: Run, theirs: Run, batches: list[list[list[int]]], seed: int) -> None:
+    def __init__(
+        self,
+        ours: Run,
+        theirs: Run,
+        batches: list[list[list[int]]],
+        seed: int,
+        their_cpu_s: Callable[[], float] | None = None,
+    ) -> None:
         timings, equal = [], []
         for side in (ours, theirs):
             side(batches[0][:1])
@@ -152,6 +161,8 @@ class Comparison:
             (our_time, our_text), (their_time, their_text) = done if we_first else done[::-1]
             if list(map(len, our_text)) != list(map(len, their_text)):
                 raise RuntimeError("The two sides generated different numbers of tokens.")
+            if their_cpu_s is not None:
+                their_time = replace(their_time, cpu_s=their_cpu_s())
             timings.append((our_time, their_time))
             equal += [_equal_share(*texts) for texts in zip(our_text, their_text, strict=True)]
             self.num_tokens += sum(map(len, our_text))

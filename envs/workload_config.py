@@ -32,13 +32,13 @@ class WorkloadConfig:
 
     arrivals: ArrivalKind = "varying"
     """Closed loops: "constant" or "varying" concurrency; open loops: "poisson" or "bursty"."""
-    num_requests: int = 60
+    num_requests: int = 45
     """Requests an episode."""
     concurrency: int = 8
     """Requests kept in the engine under "constant"."""
     concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Under "varying": each for a share of the requests, in random order. Shares go with the square
-    root, between equal numbers of decisions and equal time: a round of one sequence is one decision."""
+    """Under "varying": phases in random order, each about as long as a request takes. A concurrency of
+    c gets c requests, and what a busier phase before it left in the engine."""
     rate: float = 1.0
     """Arrivals a second: under "poisson" always, under "bursty" in the quiet."""
     burst_rate: float = 4.0
@@ -110,10 +110,13 @@ class WorkloadConfig:
         )
 
     def _varying(self, num_requests: int, rng: np.random.Generator) -> ClosedLoop:
+        # What is in flight when concurrency falls finishes in the phases that follow: without a share
+        # for it, a phase of one sequence would be over before there is only one.
         order = rng.permutation(np.array(self.concurrencies, np.int64))
-        until = np.cumsum(np.sqrt(order)) / np.sqrt(order).sum()
+        before = np.concatenate([order[:1], order[:-1]])
+        until = np.cumsum(np.maximum(order, before))
         phases = [
-            Phase(concurrency=concurrency, until=end)
+            Phase(concurrency=concurrency, until=end / int(until[-1]))
             for concurrency, end in zip(order.tolist(), until.tolist(), strict=True)
         ]
         return ClosedLoop(phases=tuple(phases), num_requests=num_requests)

@@ -95,10 +95,9 @@ def test_the_overview_names_every_command():
 )
 def test_usage_errors_exit_with_2_and_name_what_is_wrong(args, message, capsys):
     try:
-        code = main(args)
+        assert main(args) == 2
     except SystemExit as end:
-        code = end.code
-    assert code == 2
+        assert end.code == 2
     assert message in capsys.readouterr().err
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdepth.agents.evaluate import MIN_NEW_TOKENS, evaluate, has_thread_time
+from specdepth.agents.evaluate import evaluate, has_thread_time
+from specdepth.agents.fitting import MIN_NEW_TOKENS
 from specdepth.decoder.clock import VirtualClock, WallClock
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.scheduler.baselines import FixedDepth, Off, RandomDepth
@@ -183,6 +184,20 @@ def test_random_depths_do_not_change_the_text(decoder):
     chosen: dict[str, DepthScheduler] = {"off": Off(), "random:1": RandomDepth(1)}
     found = evaluate(decoder, chosen, tiny_requests(12), [8], num_requests=12)
     assert value(found, "random:1", 8, "different_text_share") == 0
+
+
+@pytest.mark.parametrize(("verification", "equal"), [("rejection", False), ("coupled", True)])
+def test_sampled_texts_are_the_same_under_coupled_only(verification, equal):
+    sampler = tiny_decoder(verification=verification)
+    requests = [
+        replace(r, sampling=replace(r.sampling, temperature=1.0, seed=i))
+        for i, r in enumerate(tiny_requests(6, 12))
+    ]
+    found = evaluate(sampler, policies(), requests, [3], num_requests=6)
+    assert found.same_text is equal
+    if equal:
+        assert value(found, "fixed:8", 3, "different_text_share") == 0
+    assert any("a text of its own" in note for note in found.notes) is not equal
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,17 @@ def write_prompts(path: Path, count: int = 60) -> Path:
 
 def tiny_decoder(**options: Any) -> SpeculativeDecoder:
     """A float64 decoder on a virtual clock, so that times are exact."""
-    defaults: dict[str, Any] = {"max_num_seqs": 8, "num_kv_blocks": 400}
+    defaults: dict[str, Any] = {
+        "clock": VirtualClock(COST),
+        "cost": COST,
+        "max_num_seqs": 8,
+        "num_kv_blocks": 400,
+    }
     return SpeculativeDecoder.from_pretrained(
         tiny_llama(initializer_range=SPREAD),
         dtype="float64",
         device="cpu",
-        **({"clock": VirtualClock(COST), "cost": COST} | defaults | options),
+        **(defaults | options),
     )
 
 

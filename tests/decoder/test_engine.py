@@ -222,6 +222,19 @@ class TestServing:
         assert results["7"].token_ids == []
         assert np.isnan(results["7"].metrics.first_token_s)
 
+    def test_a_stream_hears_of_an_abort(self) -> None:
+        engine = build_decoder(TARGET).engine
+        engine.set_scheduler(Watched(0))
+        engine.collect_deltas = True
+        for name in ("a", "b"):
+            engine.add_request(PROMPTS[1], SamplingParams(), name)
+        engine.step()
+        assert {delta.finish_reason for delta in engine.take_deltas()} == {None}
+        engine.abort("a")
+        engine.abort_all()
+        deltas = [(d.request_id, d.token_ids, d.finish_reason) for d in engine.take_deltas()]
+        assert deltas == [("a", [], "abort"), ("b", [], "abort")]
+
     def test_an_abort_within_a_round_waits_for_its_end(self) -> None:
         engine = build_decoder(TARGET).engine
         engine.set_scheduler(Watched(0))
@@ -408,14 +421,14 @@ class TestMemory:
 
     def test_200_requests_through_a_pool_for_3_all_finish_with_their_text(self) -> None:
         rng = np.random.default_rng(0)
-        prompts = [np.resize(rng.integers(0, 97, 3), 5).tolist() for _ in range(10)]
-        texts = [greedy_text(TARGET, prompt, 7) for prompt in prompts]
+        prompts = [np.resize(rng.integers(0, 97, 2), 3).tolist() for _ in range(10)]
+        texts = [greedy_text(TARGET, prompt, 9) for prompt in prompts]
         # 12 tokens are 3 blocks: three sequences at full length, a few more while they are short.
         decoder = build_decoder(
             TARGET, DRAFT, max_num_seqs=8, num_kv_blocks=3 * 3, max_num_batched_tokens=16
         )
         scheduler = Watched(ragged(0))
-        batch = decoder.generate(prompts * 20, 7, depth_scheduler=scheduler)
+        batch = decoder.generate(prompts * 20, 9, depth_scheduler=scheduler)
         assert [result.token_ids for result in batch] == texts * 20
         assert batch.metrics.num_preemptions > 50
         assert max(state.kv_used_fraction for state in scheduler.states) <= 1

@@ -222,3 +222,11 @@ def test_rejection_repeats_itself_with_the_same_seeds_and_depths() -> None:
         decoder = build_decoder(TARGET, noisy_copy(TARGET, NOISE), num_kv_blocks=20)
         texts.append(token_ids(decoder.generate(PROMPTS, NUM_TOKENS, SAMPLING, depth_scheduler=3)))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_a_draft_that_is_the_target_is_always_believed(verification: str) -> None:
+    """Both laws go through the same temperature, top-k and top-p."""
+    decoder = build_decoder(TARGET, TARGET, verification=verification)
+    batch = decoder.generate(PROMPTS, NUM_TOKENS, SAMPLING, depth_scheduler=Watched(ragged(0)))
+    assert batch.metrics.acceptance_rate == 1.0

@@ -101,6 +101,13 @@ def test_only_bf16_on_cpu_is_prepacked() -> None:
     assert not can_prepack(torch.bfloat16, torch.device("meta"))
 
 
+def test_a_model_that_was_prepacked_is_not_taken_again() -> None:
+    model = tiny_llama(dtype=torch.bfloat16)
+    PackedModel(model)
+    with pytest.raises(ValueError, match="taken over by another decoder"):
+        PackedModel(model)
+
+
 def test_a_prepacked_model_is_close_to_the_plain_one() -> None:
     model = tiny_llama(dtype=torch.bfloat16)
     ids = torch.arange(12)

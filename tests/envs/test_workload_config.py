@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.prompts import Prompt
 from specdepth.decoder.workload import ClosedLoop, OpenLoop
 from specdepth.envs.workload_config import PromptPool, WorkloadConfig
+from specdepth.envs.workload_run import WorkloadRun
 from tests.envs.toy import toy_decoder, toy_prompts
 
 
@@ -29,13 +32,33 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> 
         WorkloadConfig(**settings)
 
 
-def test_varying_concurrency_gives_low_loads_fewer_requests_but_more_than_in_proportion() -> None:
+def test_a_phase_has_room_for_what_a_busier_one_left_in_the_engine() -> None:
     config = WorkloadConfig(num_requests=100, concurrencies=(1, 4, 16))
-    process = config.process(100, np.random.default_rng(0))
-    assert isinstance(process, ClosedLoop)
-    starts = [0.0, *(phase.until for phase in process.phases)]
-    shares = {p.concurrency: p.until - a for p, a in zip(process.phases, starts, strict=False)}
-    assert shares == pytest.approx({1: 1 / 7, 4: 2 / 7, 16: 4 / 7})
+    orders = set()
+    for seed in range(20):
+        process = config.process(100, np.random.default_rng(seed))
+        assert isinstance(process, ClosedLoop)
+        order = [phase.concurrency for phase in process.phases]
+        orders.add(tuple(order))
+        counts = [order[0], *(max(a, b) for a, b in pairwise(order))]
+        ends = np.cumsum(counts) / sum(counts)
+        assert [phase.until for phase in process.phases] == pytest.approx(ends.tolist())
+    assert len(orders) == 6
+
+
+def test_every_concurrency_of_a_varying_workload_is_really_met() -> None:
+    decoder = toy_decoder(max_num_seqs=8)
+    config = WorkloadConfig(num_requests=25, concurrencies=(1, 3, 8), max_new_tokens=14)
+    pool = PromptPool(decoder, toy_prompts())
+    for seed in range(2):
+        run = WorkloadRun(decoder.engine, pool.workload(config, np.random.default_rng(seed)))
+        rounds: Counter[int] = Counter()
+        state = run.next_decision()
+        while state is not None:
+            rounds[state.num_running] += 1
+            run.finish_round(np.zeros(state.num_running, np.int64))
+            state = run.next_decision()
+        assert all(rounds[load] >= 8 for load in (1, 3, 8)), rounds
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "bursty"])

@@ -1,0 +1,176 @@
+"""Each benchmark runs on a tiny model and ends with its JSON line; what it says is not judged here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Script = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def script(tiny_target: str, capsys: pytest.CaptureFixture[str]) -> Script:
+    """Runs a benchmark's `main` and returns its last line."""
+
+    def run(name: str, *arguments: str) -> dict[str, Any]:
+        module = importlib.import_module(name)
+        module.main(["--quick", "--target", tiny_target, "--seed", "3", *arguments])
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) > 2  # a table for people comes first
+        found: dict[str, Any] = json.loads(lines[-1])
+        assert found["benchmark"] == name
+        assert (found["seed"], found["quick"], found["target"]) == (3, True, "tiny")
+        assert found["n"] > 0
+        assert found["machine"]["threads"] == 1
+        return found
+
+    return run
+
+
+def _is_interval(low_high: list[float], value: float) -> bool:
+    return low_high[0] <= value <= low_high[1]
+
+
+def test_ragged_cost(script: Script) -> None:
+    found = script("ragged_cost", "--as-is")
+    for key in ("ratio", "packing", "floor"):
+        assert found[key] > 0
+        assert _is_interval(found[f"{key}_interval"], found[key])
+        assert found[f"{key}_wall"] > 0
+    assert "ratio_avx512" not in found
+
+
+def test_ragged_cost_counts_each_matrix_of_a_pass_once(tiny_target: str) -> None:
+    from _workload import load_decoder
+    from ragged_cost import linear_layers
+
+    decoder = load_decoder(tiny_target, max_num_seqs=2)
+    layers = linear_layers(decoder)
+    # q k v joined or not, o, gate and up joined or not, down: and the head, which is tied or not.
+    assert len(layers) in (2 * 4 + 1, 2 * 7 + 1)
+    outputs = sum(layer.out_features for _, layer in layers)
+    assert outputs == 2 * ((32 + 16 + 16) + 32 + (64 + 64) + 32) + 96
+
+
+def test_depth_zero(script: Script) -> None:
+    found = script("depth_zero")
+    for size in (1, 8, 32):
+        assert _is_interval(found[f"ratio_{size}_interval"], found[f"ratio_{size}"])
+        assert found[f"search_us_{size}"] > 0
+    assert _is_interval(found["ratio_interval"], found["ratio"])
+    assert found["n"] == 3 * 8
+
+
+def test_decision_cost(script: Script) -> None:
+    found = script("decision_cost")
+    assert 0 < found["microseconds"] <= found["microseconds_p95"]
+    assert 0 < found["share"] < 1
+    assert found["layer_sizes"][1:] == [64, 64, 9]
+    assert found["num_seqs"] == 32
+
+
+def test_engine_overhead(script: Script) -> None:
+    found = script("engine_overhead", "--profile")
+    for size in (1, 8, 32):
+        assert 0 < found[f"engine_us_{size}"] <= found[f"outside_us_{size}"]
+        assert 0 < found[f"share_{size}"] < 1
+    assert found["ratio"] == pytest.approx(found["engine_us_32"] / found["engine_us_1"], abs=0.01)
+    slope = (found["engine_us_32"] - found["engine_us_1"]) / 31
+    assert found["us_per_sequence"] == pytest.approx(slope, abs=0.1)
+
+
+def test_versus_transformers(script: Script) -> None:
+    found = script("versus_transformers", "--new-tokens", "6", "--prompts", "4")
+    assert found["ratio"] == min(found["batch8"], found["batch1_lookup"])
+    assert found["best_depth"] in (2, 3, 4, 5, 6, 8)
+    for key in ("batch8", "batch1_lookup"):
+        speedup = found[f"{key}_tok_s"] / found[f"{key}_transformers_tok_s"]
+        assert found[key] == pytest.approx(speedup, rel=0.01)
+        assert 0 <= found[f"equal_text_{key}"] <= 1
+    assert found["n"] == 4
+
+
+def test_both_sides_of_versus_transformers_go_on_past_end_tokens(tiny_target: str) -> None:
+    from _workload import load_decoder, load_plain
+    from versus_transformers import _never_end, generate, ours
+
+    plain = load_plain(tiny_target)
+    _never_end(plain)
+    prompts = [[1, 2, 3], [7, 6, 5, 4, 3]]
+    texts = generate(plain, 40)(prompts)
+    decoder = load_decoder(tiny_target, max_num_seqs=2)
+    assert [len(t) for t in texts] == [len(t) for t in ours(decoder, 40, 3)(prompts)] == [40, 40]
+    lookup = generate(plain, 40, prompt_lookup_num_tokens=4)
+    assert [len(t) for t in lookup(prompts[:1])] == [40]
+
+
+def test_equal_text_is_the_share_before_the_first_difference() -> None:
+    from versus_transformers import _equal_share
+
+    assert _equal_share([1, 2, 3, 4], [1, 2, 9, 4]) == 0.5
+    assert _equal_share([1, 2], [1, 2]) == 1.0
+    assert _equal_share([1, 2], [3, 2]) == 0.0
+
+
+def test_versus_vllm_says_how_to_set_it_up(capsys: pytest.CaptureFixture[str]) -> None:
+    import versus_vllm
+
+    assert versus_vllm.main([]) == 2
+    assert "--python" in capsys.readouterr().out
+
+
+FAKE_VLLM = '''
+"""Stands for vLLM, which cannot be installed here: repeats the last token of each prompt."""
+from types import SimpleNamespace
+__version__ = "0.0"
+class SamplingParams(SimpleNamespace):
+    pass
+class LLM:
+    def __init__(self, model, **settings):
+        print("a line of vLLM's own", flush=True)
+    def generate(self, prompts, sampling, use_tqdm):
+        sum(i * i for i in range(100_000))
+        texts = [[p["prompt_token_ids"][-1]] * sampling.max_tokens for p in prompts]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=t)]) for t in texts]
+'''
+
+
+def test_versus_vllm_drives_an_engine_in_another_environment(
+    tmp_path: Path, tiny_target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import versus_vllm
+
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    options = ["--python", str(python), "--target", tiny_target, "--quick", "--new-tokens", "4"]
+    assert versus_vllm.main(options) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["vllm"] == "0.0"
+    assert found["ratio"] == min(found["batch8"], found["batch1_lookup"])
+    assert math.isfinite(found["batch8_vllm_tok_s"])
+    assert found["n"] == 16
+
+
+def test_a_script_runs_from_anywhere_by_its_path(
+    benchmarks: Path, tiny_target: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(benchmarks / "decision_cost.py"), "--quick", "--json-only"]
+    run = subprocess.run(
+        [*command, "--target", tiny_target],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(run.stdout)["microseconds"] > 0
+    assert not list(tmp_path.iterdir())
