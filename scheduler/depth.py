@@ -133,7 +133,9 @@ def check_depths(depths: Any, state: RoundState, scheduler: object) -> Ints:
             f"({state.num_running},): one depth for each running sequence."
         )
     if array.dtype.kind not in "iuf":
-        raise ValueError(f"{name}.choose returned {array.dtype}, expected whole numbers in 0..{top}.")
+        raise ValueError(
+            f"{name}.choose returned {array.dtype}, expected whole numbers in 0..{top}."
+        )
     outside = ~((array >= 0) & (array <= top))  # NaN is outside too
     if outside.any():
         raise ValueError(

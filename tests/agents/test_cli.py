@@ -95,9 +95,10 @@ def test_the_overview_names_every_command():
 )
 def test_usage_errors_exit_with_2_and_name_what_is_wrong(args, message, capsys):
     try:
-        assert main(args) == 2
+        code: object = main(args)
     except SystemExit as end:
-        assert end.code == 2
+        code = end.code
+    assert code == 2
     assert message in capsys.readouterr().err
 
 

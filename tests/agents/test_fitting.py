@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdepth.agents.comparison import MIN_REQUESTS
 from specdepth.agents.fitting import FAIR_NEW_TOKENS, MIN_NEW_TOKENS, Fit, _block_s, fit
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.workload import WorkloadRequest
@@ -40,7 +41,7 @@ def answer(found: Fit) -> int:
 def test_with_time_enough_nothing_is_cut():
     found = chosen(math.inf)
     assert found.requests == MIXED
-    assert found.sizes == {1: 1, 4: 6, 16: 24}
+    assert found.sizes == {1: 4, 4: 6, 16: 24}
     assert found.notes == []
 
 
@@ -107,6 +108,7 @@ def test_a_load_above_the_number_of_requests_takes_them_all():
     assert found.sizes == {4: 5}
 
 
-@pytest.mark.parametrize("load", [1, 2, 16])
-def test_blocks_are_half_as_long_again_as_the_load(load):
-    assert chosen(math.inf, (load,)).sizes == {load: load + load // 2}
+@pytest.mark.parametrize(("load", "size"), [(1, 4), (2, 4), (3, 4), (4, 6), (16, 24)])
+def test_blocks_are_half_as_long_again_as_the_load_and_enough_for_an_interval(load, size):
+    assert size >= MIN_REQUESTS
+    assert chosen(math.inf, (load,)).sizes == {load: size}

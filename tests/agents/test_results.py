@@ -156,7 +156,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path: Path, text: str, messag
         lambda d: d.update(config=3),
     ],
 )
-def test_damaged_fields_are_refused_in_one_sentence(tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_fields_are_refused_in_one_sentence(tmp_path: Path, change) -> None:
     document = make_results().as_mapping()
     change(document)
     path = tmp_path / "bad.json"
@@ -176,7 +176,7 @@ def test_truncation_anywhere_is_refused(tmp_path: Path) -> None:
             Results.load(path)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "r.json"
     write_atomically(path, "old")
 
@@ -216,7 +216,7 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
         check_writable(tmp_path / "results.json")
 
 
-def test_permission_is_asked_of_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_permission_is_asked_of_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch) -> None:
     asked: list[Path] = []
     monkeypatch.setattr(os, "access", lambda place, mode: asked.append(place))
     with pytest.raises(ValueError, match="no permission in"):

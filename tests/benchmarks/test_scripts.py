@@ -161,16 +161,8 @@ def test_versus_vllm_drives_an_engine_in_another_environment(
     assert found["n"] == 16
 
 
-def test_a_script_runs_from_anywhere_by_its_path(
-    benchmarks: Path, tiny_target: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, str(benchmarks / "decision_cost.py"), "--quick", "--json-only"]
-    run = subprocess.run(
-        [*command, "--target", tiny_target],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(run.stdout)["microseconds"] > 0
+def test_a_script_runs_from_anywhere_by_its_path(benchmarks: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(benchmarks / "depth_zero.py"), "--help"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "Is depth 0 free?" in run.stdout
     assert not list(tmp_path.iterdir())

@@ -16,6 +16,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -50,7 +51,8 @@ MERGES = ["Ġ Ġ", "ĠĠ Ġ", "h e", "Ġ he"]
 
 
 def tiny_llama() -> LlamaForCausalLM:
-    config = LlamaConfig(
+    settings: Any = LlamaConfig
+    config = settings(
         vocab_size=len(SPECIAL) + len(PLAIN),
         hidden_size=HIDDEN,
         intermediate_size=64,
@@ -85,7 +87,7 @@ def write_gguf(model: LlamaForCausalLM, path: Path, pre: str = "smollm") -> None
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(KV_HEADS)
     writer.add_rope_freq_base(50_000.0)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
@@ -105,7 +107,7 @@ def write_gguf(model: LlamaForCausalLM, path: Path, pre: str = "smollm") -> None
         values = tensor.numpy()
         if "q_proj" in name or "k_proj" in name:
             values = permute(values, HEADS if "q_proj" in name else KV_HEADS)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)) or name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -179,7 +181,8 @@ def cached(cache: Path, shop: Shop, folder: Path) -> Path:
 
 class TestConversion:
     def test_weights_come_back_exactly_and_none_is_missing(self, folder: Path, shop: Shop) -> None:
-        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        model, info = loaded
         assert not any(info.values())
         assert model.dtype == torch.bfloat16
         expected = shop.model.state_dict()
@@ -349,7 +352,8 @@ def default_folder() -> Path:
 @pytest.mark.real
 class TestRealModel:
     def test_it_has_the_published_shape_and_end_tokens(self, default_folder: Path) -> None:
-        model, info = AutoModelForCausalLM.from_pretrained(default_folder, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(default_folder, output_loading_info=True)
+        model, info = loaded
         assert not any(info.values())
         assert sum(p.numel() for p in model.parameters()) == 134_515_008
         assert model.config.rms_norm_eps == 1e-5
@@ -360,12 +364,12 @@ class TestRealModel:
         tokenizer = AutoTokenizer.from_pretrained(default_folder)
         model = AutoModelForCausalLM.from_pretrained(default_folder)
         question = [{"role": "user", "content": "What is the capital of France?"}]
-        ids = tokenizer.apply_chat_template(
+        ids: Any = tokenizer.apply_chat_template(
             question, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         out = model.generate(**ids, max_new_tokens=16, do_sample=False)
         answer = out[0, ids["input_ids"].shape[1] :].tolist()
-        assert tokenizer.decode(answer, skip_special_tokens=True).startswith(
+        assert str(tokenizer.decode(answer, skip_special_tokens=True)).startswith(
             "The capital of France is Paris."
         )
 

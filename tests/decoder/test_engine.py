@@ -326,6 +326,7 @@ class TestState:
             lengths[request.number] = len(prompt)
         generated = dict.fromkeys(lengths, 0)
         drafted, accepted = dict(generated), dict(generated)
+        alone = 0  # rounds without prompts
         while engine.has_work:
             seen = len(scheduler.states)
             outcome = engine.step()
@@ -347,6 +348,12 @@ class TestState:
             assert state.kv_used_fraction == pytest.approx(1 - state.num_free_blocks / 20)
             extra = int((outcome.num_drafted + 1)[~outcome.preempted].sum())
             assert outcome.num_pass_tokens == extra + outcome.num_prefill_tokens
+            contexts = int((state.positions + outcome.num_drafted).sum())
+            if state.num_prefill_tokens == 0 and not outcome.preempted.any():
+                assert state.num_context_tokens == int(state.positions.sum())
+                assert outcome.num_context_tokens == contexts
+                alone += 1
+        assert alone > 5
 
     def test_draft_signals_end_with_the_first_rejected_token(self) -> None:
         scheduler = Watched(6)

@@ -127,6 +127,32 @@ def test_clip_cuts_depths_where_reserve_preempts() -> None:
     assert batches["clip"].metrics.num_preemptions < batches["reserve"].metrics.num_preemptions
 
 
+def test_clip_preempts_only_where_the_text_itself_has_no_room() -> None:
+    # With blocks of one token each sequence needs one for its last token, before any draft.
+    decoder = build_decoder(
+        TARGET,
+        noisy_copy(TARGET, NOISE),
+        verification="coupled",
+        lookahead="clip",
+        block_size=1,
+        num_kv_blocks=80,
+    )
+    pool, short = decoder.engine.pool, []
+
+    def deep(state: RoundState) -> Ints:
+        short.append(int(pool.missing(state.slots, state.positions).sum()) > pool.num_free)
+        return np.full(state.num_running, 8)
+
+    scheduler = Watched(deep)
+    generate(decoder, scheduler)
+    preempted = [
+        bool(outcome.preempted.any()) or outcome.num_preempted_prefills > 0
+        for outcome in scheduler.outcomes
+    ]
+    assert preempted == short
+    assert any(short)
+
+
 class Whimsical(Watched):
     """Stops drafting and trims at random; lawful, since nothing here is rejection-sampled."""
 

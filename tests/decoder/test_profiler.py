@@ -82,13 +82,13 @@ class LawTimer:
         return seconds
 
 
-def run(timer: LawTimer, **changes: object):  # type: ignore[no-untyped-def]
+def run(timer: LawTimer, **changes: object):
     options = {"name": "law", "time_budget_s": 600.0, "clock": timer.clock} | changes
     return profile(timer, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def measured():  # type: ignore[no-untyped-def]
+def measured():
     timer = LawTimer(spike_share=0.1)
     return timer, run(timer)
 
@@ -97,7 +97,7 @@ def measured():  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("num_context_tokens", [0, 128, 20_000])
 def test_verify_law_is_recovered_within_one_percent(
     measured, num_tokens: int, num_context_tokens: int
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     timer, cost = measured
     truth = timer.base(num_tokens) + timer.head_row_s * num_tokens
     truth += timer.context_s * num_context_tokens
@@ -105,20 +105,20 @@ def test_verify_law_is_recovered_within_one_percent(
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 32, 200, 256])
-def test_prefill_is_priced_without_the_head(measured, num_tokens: int) -> None:  # type: ignore[no-untyped-def]
+def test_prefill_is_priced_without_the_head(measured, num_tokens: int) -> None:
     timer, cost = measured
     truth = timer.base(num_tokens) + timer.head_row_s
     assert cost.pass_s(num_tokens, num_tokens) == pytest.approx(truth, rel=0.01)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3, 7, 20, 32])
-def test_draft_law_is_recovered_within_one_percent(measured, num_sequences: int) -> None:  # type: ignore[no-untyped-def]
+def test_draft_law_is_recovered_within_one_percent(measured, num_sequences: int) -> None:
     _, cost = measured
     truth = 0.004 + 0.0002 * num_sequences
     assert cost.draft_pass_s(num_sequences) == pytest.approx(truth, rel=0.01)
 
 
-def test_price_of_catching_up_is_recovered(measured) -> None:  # type: ignore[no-untyped-def]
+def test_price_of_catching_up_is_recovered(measured) -> None:
     _, cost = measured
     assert cost.draft_token_s == pytest.approx(0.0001, rel=0.01)
 

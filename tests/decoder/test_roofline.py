@@ -14,7 +14,7 @@ from specdepth.scheduler.cost import CostModel
 VOCAB, HIDDEN, LAYERS, MLP, HEADS, KV_HEADS, HEAD_SIZE = 100, 16, 2, 32, 4, 2, 4
 
 
-def make_llama(tied: bool):  # type: ignore[no-untyped-def]
+def make_llama(tied: bool):
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,

@@ -1,5 +1,7 @@
 """Keyed draws, the sampling law, inverse-CDF and Gumbel sampling."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -97,7 +99,8 @@ def test_streams_are_independent():
 
 def test_swapping_seed_position_and_attempt_gives_other_draws():
     keys = [torch.tensor(key) for key in ((1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2))]
-    assert len({uniform(*key, Stream.DRAFT).item() for key in keys}) == len(keys)
+    draws = {uniform(key[0], key[1], key[2], Stream.DRAFT).item() for key in keys}
+    assert len(draws) == len(keys)
 
 
 def test_no_two_of_a_million_keys_share_a_draw():
@@ -133,7 +136,7 @@ def reference_probs(logits: Tensor, temperature: float, top_k: int, top_p: float
     return probs / probs.sum()
 
 
-def rows_of(values: list, dtype: torch.dtype = torch.float64) -> Tensor:
+def rows_of(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
@@ -414,7 +417,8 @@ def test_cuda_draws_the_same_as_the_cpu():
     probs = token_probs(logits, temperature, top_k, top_p)
     cuda_keys = [key.cuda() for key in keys]
     cuda_probs = token_probs(logits.cuda(), temperature, top_k, top_p)
-    assert torch.equal(uniform(*cuda_keys, cuda_keys[0], Stream.ACCEPT).cpu(), draws)
+    cuda_draws = uniform(cuda_keys[0], cuda_keys[1], cuda_keys[0], Stream.ACCEPT)
+    assert torch.equal(cuda_draws.cpu(), draws)
     assert torch.allclose(cuda_probs.cpu(), probs, atol=1e-12)
     assert torch.equal(sample(cuda_probs, draws.cuda()).cpu(), sample(probs, draws))
     assert torch.equal(gumbel_argmax(cuda_probs, *cuda_keys).cpu(), gumbel_argmax(probs, *keys))

@@ -166,7 +166,7 @@ class TestEndTokens:
 
 def chunked(ids: list[int], sizes: list[int]) -> list[list[int]]:
     """Cut `ids` into chunks of `sizes`, again and again."""
-    chunks = []
+    chunks: list[list[int]] = []
     position = 0
     while position < len(ids):
         size = sizes[len(chunks) % len(sizes)]
@@ -219,7 +219,7 @@ class TestDetokenizer:
         decoded: list[int] = []
         real = type(tokenizer).decode
 
-        def counted(self, token_ids, **options):  # type: ignore[no-untyped-def]
+        def counted(self, token_ids, **options):
             decoded.append(len(token_ids))
             return real(self, token_ids, **options)
 

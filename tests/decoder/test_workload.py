@@ -29,7 +29,8 @@ def serve(
 
     Returns (time, in the engine after releases, finished, released then) a step.
     """
-    now_s, released, finished, steps = 0.0, 0, 0, []
+    now_s, released, finished = 0.0, 0, 0
+    steps: list[tuple[float, int, int, int]] = []
     left: list[int] = []  # rounds to go of each request in the engine; the first num_slots run
     while finished < load.num_requests:
         assert len(steps) < 50_000, "the workload does not end"
