@@ -22,6 +22,22 @@ MIN_REQUESTS = 4
 ClockKind = Literal["wall", "cpu", "virtual"]
 
 
+def machine_noise(misses: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of the logarithm of a run's time that is not the policy's doing.
+
+    Args:
+        misses: for each load, log(measured over predicted time) of its runs. How far the cost model
+            is off at a load as a whole does not count. What it gets wrong about single policies does,
+            so the estimate errs on the large side.
+
+    Returns:
+        0 where there are too few runs to tell.
+    """
+    spare = sum(len(runs) - 1 for runs in misses if runs)
+    squares = sum(float(((np.array(runs) - np.mean(runs)) ** 2).sum()) for runs in misses if runs)
+    return math.sqrt(squares / spare) if spare else 0.0
+
+
 class LoadRuns:
     """Complete blocks of one load.
 
@@ -30,6 +46,8 @@ class LoadRuns:
         num_blocks: complete ones.
         metrics: by policy, over all its blocks.
         num_repeats: times that requests were served.
+        noise: standard deviation of the logarithm of a run's time, from the machine alone; widens the
+            intervals. A run is one block under one policy.
         makespan_s, wall_s: by policy, the sum over blocks, on the engine's clock and by the wall.
     """
 
@@ -37,6 +55,7 @@ class LoadRuns:
         self.policies = tuple(policies)
         self.num_blocks = 0
         self.num_repeats = 0
+        self.noise = 0.0
         self.metrics: dict[str, EngineMetrics] = {}
         self.makespan_s = dict.fromkeys(self.policies, 0.0)
         self.wall_s = dict.fromkeys(self.policies, 0.0)
@@ -97,6 +116,9 @@ class LoadRuns:
     def _estimate(self, policy: str, reference: str | None, wall: bool, seed: int) -> Interval:
         column = 2 if wall else 1
 
+        if policy == reference:
+            return Interval(1.0, 1.0, 1.0)
+
         def value(index: NDArray[np.int64]) -> NDArray[np.float64]:
             mine = self._sums[policy][index]
             rate = mine[..., 0].sum(-1) / np.maximum(mine[..., column].sum(-1), 1e-12)
@@ -112,6 +134,8 @@ class LoadRuns:
             return Interval(estimate, math.nan, math.nan)
         rng = np.random.default_rng(seed)
         samples = value(rng.integers(count, size=(NUM_RESAMPLES, count)))
+        num_runs = self.num_blocks / (1 if reference is None else 2)
+        samples *= np.exp(self.noise / math.sqrt(num_runs) * rng.standard_normal(NUM_RESAMPLES))
         low, high = np.quantile(samples, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
         return Interval(estimate, float(low), float(high))
 
@@ -127,6 +151,8 @@ class Comparison:
     a cost model says."""
     same_text: bool = True
     """Whether the text is the same under every policy but for rounding: greedy or coupled decoding."""
+    has_noise: bool = False
+    """Whether `LoadRuns.noise` was estimated."""
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
     """What was done, and what a reader should know."""
@@ -175,9 +201,15 @@ class Comparison:
             parts.append(f"{run.num_requests}{times} at load {load}{few}")
         if not parts:
             return ["No block of requests was completed."]
+        noise = max(run.noise for run in self.runs.values())
+        covered = (
+            f"over requests and the noise of the machine (about {noise:.0%} of a run's time)"
+            if self.has_noise
+            else "over requests and do not cover the noise of the machine"
+        )
         notes = [
             f"Each policy served the same requests, interleaved: {', '.join(parts)}. Intervals are "
-            "over requests and do not cover the noise of the machine."
+            f"{covered}."
         ]
         if self.clock == "cpu":
             waits = [

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -21,9 +21,11 @@ from specdepth.decoder.serving import ServeResult, serve
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.decoder.workload import ClosedLoop, Workload, WorkloadRequest
 from specdepth.scheduler.baselines import FixedDepth
+from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DepthScheduler
+from specdepth.scheduler.state import RoundOutcome
 
-from .comparison import ClockKind, Comparison, LoadRuns
+from .comparison import ClockKind, Comparison, LoadRuns, machine_noise
 from .fitting import fit
 
 Progress = Callable[[float, str], None]
@@ -114,6 +116,8 @@ class _Load:
     goal: float
     """Blocks to do."""
     spent_s: float = 0.0
+    misses: list[float] = field(default_factory=list)
+    """Of each run, the logarithm of its time over what the cost model says."""
     longest_s: float = 0.0
     """Wall time of the longest block, all policies together."""
 
@@ -122,6 +126,23 @@ class _Load:
         """Indices of requests, and which repeat of them it is."""
         repeat, place = divmod(self.runs.num_blocks, self.blocks_a_pass)
         return range(place * self.size, (place + 1) * self.size), repeat
+
+
+class _Priced:
+    """What rounds should have taken."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.seconds = 0.0
+
+    def add(self, outcome: RoundOutcome) -> None:
+        self.seconds += (
+            self.cost.pass_s(
+                outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
+            )
+            + self.cost.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
+            + self.cost.overhead_s
+        )
 
 
 class _Evaluation:
@@ -174,11 +195,17 @@ class _Evaluation:
                 "load gets one block at least."
             )
         runs = {load: one.runs for load, one in self.loads.items() if one.runs.num_blocks}
+        is_virtual = isinstance(self.decoder.engine.clock, VirtualClock)
+        has_noise = self.decoder.engine.cost.measured or is_virtual
+        noise = machine_noise([one.misses for one in self.loads.values()]) if has_noise else 0.0
+        for run in runs.values():
+            run.noise = noise
         is_coupled = self.decoder.config.verification == "coupled"
         found = Comparison(
             runs=runs,
             clock=clock,
             same_text=is_coupled or all(r.sampling.temperature == 0 for r in self.requests),
+            has_noise=has_noise,
             interrupted=interrupted,
         )
         found.notes = [*found.describe(), *self.notes]
@@ -215,14 +242,22 @@ class _Evaluation:
         names = list(self.policies)
         first = one.runs.num_blocks % len(names)
         served: dict[str, ServeResult] = {}
+        misses = []
         for name in names[first:] + names[:first]:
             # A copy: the counts of a block that is not completed must not stay.
             metrics = copy.deepcopy(one.runs.metrics.get(name))
+            priced = _Priced(self.decoder.engine.cost)
             served[name] = serve(
-                self.decoder.engine, workload, self.policies[name], metrics=metrics
+                self.decoder.engine,
+                workload,
+                self.policies[name],
+                metrics=metrics,
+                on_round=priced.add,
             )
+            misses.append(math.log(served[name].makespan_s / priced.seconds))
             self.progress(self._share(one, len(served)), f"load {load}, {name}")
         one.runs.add(block, repeat, served)
+        one.misses += misses
         took_s = self.elapsed_s - before_s
         one.spent_s += took_s
         one.longest_s = max(one.longest_s, took_s)

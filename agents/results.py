@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specdepth.decoder.metrics import EngineMetrics
+from specdepth.scheduler.files import write_atomic
 
 from .intervals import Interval as Interval
 from .intervals import geometric_mean as geometric_mean
@@ -278,16 +279,11 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
         ValueError: the place cannot be written to.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomic(path, text)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}.") from error
-    finally:
-        if temporary.parent.is_dir():
-            temporary.unlink(missing_ok=True)
 
 
 def _cpu_name() -> str:

@@ -11,6 +11,9 @@ from .intervals import Interval
 from .results import Results
 from .tables import arithmetic_grid, metric_grid, with_speedups
 
+TINY = 0.005
+"""What two digits do not show."""
+
 
 def claim(comparison: Comparison, cost: CostModel, policy: str) -> str | None:
     """More arithmetic and less time, as two measured numbers at the lowest load; None if unknown.
@@ -32,12 +35,21 @@ def claim(comparison: Comparison, cost: CostModel, policy: str) -> str | None:
         num_sequences=load,
     )
     time = inverse(run.ratio(policy, OFF))
-    verdict = "less time" if time.value < 1 else "no less time"
+    more = "more arithmetic" if work.flops_ratio > 1 + TINY else "no more arithmetic"
     return (
         f"Load {load}, {policy}: {work.flops_ratio:.2f}x the FLOPs a token of plain decoding, "
         f"{work.bytes_ratio:.2f}x its memory traffic, {time.value:.2f}x its time{_bounds(time)}: "
-        f"more arithmetic, {verdict}."
+        f"{more}, {_time_word(time)}."
     )
+
+
+def _time_word(time: Interval) -> str:
+    low, high = time.bounds
+    if low is None or high is None:
+        return f"{'less' if time.value < 1 else 'no less'} time (too few requests for an interval)"
+    if low <= 1 <= high:
+        return "no clear difference in time"
+    return "less time" if high < 1 else "more time"
 
 
 def fastest(comparison: Comparison) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdepth.agents.comparison import MIN_REQUESTS, Comparison, LoadRuns
+from specdepth.agents.comparison import MIN_REQUESTS, Comparison, LoadRuns, machine_noise
 from specdepth.decoder.metrics import EngineMetrics
 from specdepth.decoder.request import GenerationResult, RequestMetrics
 from specdepth.decoder.serving import ServeResult
@@ -87,6 +87,40 @@ def test_few_requests_have_no_interval():
     assert few.ratio("fixed:2", "off").bounds == (None, None)
     enough = runs([1.0] * MIN_REQUESTS, [0.5] * MIN_REQUESTS)
     assert enough.ratio("fixed:2", "off").bounds == pytest.approx((2.0, 2.0))
+
+
+def test_noise_of_the_machine_widens_intervals_and_more_blocks_narrow_them():
+    once = runs([1.0] * 8, [0.8] * 8)
+    exact = once.ratio("fixed:2", "off")
+    assert exact == pytest.approx((1.25, 1.25, 1.25))
+    once.noise = 0.1
+    noisy = once.ratio("fixed:2", "off")
+    # Two runs of standard deviation 0.1, at 1.96 standard deviations.
+    assert noisy.value == exact.value
+    assert np.log(noisy.high / noisy.low) / 2 == pytest.approx(1.96 * 0.1 * np.sqrt(2), rel=0.05)
+    one_sided = once.throughput("off")
+    assert np.log(one_sided.high / one_sided.low) / 2 == pytest.approx(1.96 * 0.1, rel=0.05)
+    count = [10] * 8
+    for repeat in (1, 2, 3):
+        both = {"off": served(count, [1.0] * 8), "fixed:2": served(count, [0.8] * 8)}
+        once.add(range(8), repeat, both)
+    four = once.ratio("fixed:2", "off")
+    assert np.log(four.high / four.low) == pytest.approx(np.log(noisy.high / noisy.low) / 2)
+
+
+def test_a_policy_is_exactly_as_fast_as_itself_however_noisy_the_machine_is():
+    found = runs([1.0] * 8, [0.8] * 8)
+    found.noise = 0.5
+    assert found.ratio("off", "off") == (1, 1, 1)
+
+
+def test_noise_is_what_runs_of_a_load_differ_by_from_the_cost_model():
+    assert machine_noise([[0.3, 0.3, 0.3], [-0.2, -0.2]]) == pytest.approx(0)
+    assert machine_noise([[]]) == 0
+    assert machine_noise([[0.5]]) == 0
+    rng = np.random.default_rng(0)
+    many = [(shift + rng.normal(0, 0.1, 500)).tolist() for shift in (0.0, 1.0, -3.0)]
+    assert machine_noise(many) == pytest.approx(0.1, rel=0.05)
 
 
 def test_repeats_of_a_request_are_one_unit():

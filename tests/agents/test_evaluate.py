@@ -62,6 +62,22 @@ def test_times_of_a_virtual_clock_are_those_of_the_cost_model(decoder):
     assert value(found, "off", 1, "makespan_s") == pytest.approx(expected)
 
 
+def test_a_virtual_machine_has_no_noise_and_a_real_one_some(decoder):
+    exact = evaluate(decoder, policies(), tiny_requests(8, 8), [1, 3], num_requests=8)
+    assert exact.has_noise
+    assert max(run.noise for run in exact.runs.values()) < 1e-9
+    measured = replace(COST, measured=True)
+    real = tiny_decoder(clock=WallClock(), cost=measured)
+    found = evaluate(real, policies(), tiny_requests(8, 8), [1, 3], num_requests=8)
+    assert found.has_noise
+    assert found.runs[1].noise > 0
+    assert "noise of the machine (about" in found.notes[0]
+    unpriced = tiny_decoder(clock=WallClock())
+    unknown = evaluate(unpriced, policies(), tiny_requests(8, 4), [1], num_requests=4)
+    assert not unknown.has_noise
+    assert "do not cover the noise" in unknown.notes[0]
+
+
 def test_blocks_are_interleaved_and_the_order_rotates(decoder):
     seen: list[str] = []
     evaluate(

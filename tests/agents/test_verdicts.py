@@ -66,17 +66,17 @@ def test_the_claim_counts_flops_and_measures_time():
 
 
 def test_a_claim_that_does_not_hold_is_not_made():
-    found = evaluate(
-        tiny_decoder(),
-        {"off": Off(), "fixed:4": FixedDepth(4)},
-        tiny_requests(4),
-        [1],
-        num_requests=4,
-    )
     cost = CostModel(name="x", tokens=(1,), verify_s=(1.0,), flops_per_token=1e9, weight_bytes=8)
-    text = claim(found, cost, "off")
-    assert text is not None
-    assert text.endswith("no less time.")
+    for times, word in (
+        ([1.0] * 5, "no clear difference in time"),
+        ([1.0, 0.8, 1.3, 0.9, 1.0], "no clear difference in time"),
+        ([1.5, 1.4, 1.5, 1.6, 1.5], "more time"),
+        ([0.5, 0.4, 0.5, 0.6, 0.5], "less time"),
+        ([0.5] * 2, "less time (too few requests for an interval)"),
+    ):
+        text = claim(Comparison(runs={1: runs([1.0] * len(times), times)}), cost, "fixed:2")
+        assert text is not None
+        assert text.endswith(f": no more arithmetic, {word}.")
 
 
 def test_without_counts_there_is_no_claim():

@@ -40,7 +40,7 @@ TARGET = tiny_llama()
 DRAFT = noisy_copy(TARGET, 0.05)
 PROMPTS = repetitive_prompts()
 NUM_TOKENS = 12
-STRIDE = 31
+STRIDE = 43
 """Lines between the places at which a call is interrupted; 1 takes a minute and found no more."""
 
 

@@ -32,7 +32,7 @@ from tests.decoder.tiny import (
 VOCAB = 5
 LENGTH = 3
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
-NUM_SEEDS = 5000
+NUM_SEEDS = 3000
 FALSE_ALARM = 1e-4
 TARGET = tiny_llama(3, vocab_size=VOCAB, initializer_range=0.12)
 DRAFT = noisy_copy(TARGET, 0.7)
