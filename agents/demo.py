@@ -248,8 +248,8 @@ def _compare(demo: _Demo) -> None:
 def _conclude(demo: _Demo) -> None:
     """Print and write whatever there is."""
     from .report import write_report
-    from .results import Results, Series
-    from .session import command_line, config_of
+    from .results import Results, Series, command_line
+    from .session import config_of
     from .verdicts import claim, fastest, show_arithmetic, show_comparison, verdicts
 
     console, found = demo.console, demo.compared

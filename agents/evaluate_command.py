@@ -55,10 +55,9 @@ def run(options: Options, console: Console) -> None:
     from .evaluate import evaluate
     from .profile_command import measure_cost
     from .report import write_report
-    from .results import Results
+    from .results import Results, command_line
     from .session import (
         check_names,
-        command_line,
         config_of,
         find_prompts,
         load_decoder,

@@ -33,12 +33,9 @@ def run(options: Options, console: Console) -> None:
     Raises:
         ValueError: no run, a damaged checkpoint, a place that cannot be written to.
     """
-    from specdepth.envs import LIVE_DECODE
-    from specdepth.scheduler.policy_file import PolicyCard
-
-    from .policy_card import git_sha
-    from .results import check_writable, collect_versions
-    from .session import command_line, set_up_torch
+    from .policy_card import make_card
+    from .results import check_writable, command_line
+    from .session import set_up_torch
     from .train_config import TrainConfig
 
     config = TrainConfig.load(options.run)
@@ -56,26 +53,18 @@ def run(options: Options, console: Console) -> None:
     env = make_env(config, decoder)
     try:
         checkpoint = load_checkpoint(options.run, env)
-        card = PolicyCard(
-            model_pair=decoder.model_pair,
-            drafter=decoder.engine.runner.drafter,
-            max_num_speculative_tokens=decoder.config.max_num_speculative_tokens,
-            mask_depths=True,
-            env_id=LIVE_DECODE,
-            git_sha=git_sha(),
-            versions=collect_versions(),
-            training={
-                "command": command_line(),
-                "seed": config.seed,
-                "updates": checkpoint.num_updates,
-                "rounds": env.num_rounds,
-                "decisions": env.num_decisions,
-                "timesteps": checkpoint.model.num_timesteps,
-                "warm_start": config.warm_start.scheduler,
-                "loads": list(checkpoint.loads),
-                "config": config.to_dict(),
-            },
-        )
+        training = {
+            "command": command_line(),
+            "seed": config.seed,
+            "updates": checkpoint.num_updates,
+            "rounds": env.num_rounds,
+            "decisions": env.num_decisions,
+            "timesteps": checkpoint.model.num_timesteps,
+            "warm_start": config.warm_start.scheduler,
+            "loads": list(checkpoint.loads),
+            "config": config.to_dict(),
+        }
+        card = make_card(decoder, training)
         export_policy(checkpoint.model, folder, card)
     finally:
         env.close()

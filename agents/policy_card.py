@@ -7,14 +7,34 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from specdepth.envs import LIVE_DECODE
 from specdepth.scheduler.features import FEATURES
 from specdepth.scheduler.policy_file import WEIGHTS_FILE, PolicyCard, PolicyWeights
+
+from .results import collect_versions
+
+if TYPE_CHECKING:
+    from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 
 CARD_FILE = "README.md"
 
 TAGS = ("reinforcement-learning", "stable-baselines3", "speculative-decoding")
+
+
+def make_card(decoder: SpeculativeDecoder, training: Mapping[str, Any]) -> PolicyCard:
+    """What a policy trained on `decoder` is for, and how it came about (plain JSON values)."""
+    return PolicyCard(
+        model_pair=decoder.model_pair,
+        drafter=decoder.engine.runner.drafter,
+        max_num_speculative_tokens=decoder.config.max_num_speculative_tokens,
+        mask_depths=True,
+        env_id=LIVE_DECODE,
+        git_sha=git_sha(),
+        versions=collect_versions(),
+        training=training,
+    )
 
 
 def render_card(weights: PolicyWeights, card: PolicyCard, folder: Path) -> str:

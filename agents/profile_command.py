@@ -50,10 +50,9 @@ def run(options: Options, console: Console) -> None:
     from . import plots
     from .evaluate import evaluate
     from .report import write_report
-    from .results import Results, write_atomically
+    from .results import Results, command_line, write_atomically
     from .session import (
         check_names,
-        command_line,
         config_of,
         find_prompts,
         load_decoder,

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -284,6 +285,12 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
         write_atomic(path, text)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def command_line() -> str:
+    """How this process was started, without the folder of its program."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["specdepth" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
 def _cpu_name() -> str:

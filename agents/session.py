@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +18,6 @@ if TYPE_CHECKING:
     from specdepth.scheduler.depth import DepthScheduler
 
 DEFAULT = "default"
-
-
-def command_line() -> str:
-    """The command as typed, for the record."""
-    return shlex.join(["specdepth", *sys.argv[1:]])
 
 
 def set_up_torch(threads: int, seed: int) -> None:

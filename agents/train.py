@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,6 @@ from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.envs import LIVE_DECODE
 from specdepth.envs.workload_config import PromptLike
 from specdepth.scheduler.baselines.registry import make_scheduler
-from specdepth.scheduler.policy_file import PolicyCard
 
 from .assembly import connect as connect
 from .assembly import make_decoder as make_decoder
@@ -37,9 +34,9 @@ from .callbacks import (
 )
 from .checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from .export import export_policy
-from .policy_card import git_sha
+from .policy_card import make_card
 from .progress_csv import ProgressCsv
-from .results import check_writable, collect_device, collect_versions, write_atomically
+from .results import check_writable, collect_device, command_line, write_atomically
 from .slot_vec_env import SlotVecEnv
 from .tracking import WandbTracker
 from .train_config import CONFIG_FILE, TrainConfig
@@ -211,12 +208,6 @@ def _save(session: _Session, cycle: UpdateCycle) -> None:
     save_checkpoint(session.config.out, checkpoint, session.env)
 
 
-def command_line() -> str:
-    """How this process was started, without the folder of its program."""
-    program = Path(sys.argv[0]).name if sys.argv else ""
-    return shlex.join([program, *sys.argv[1:]])
-
-
 def _warm_start(session: _Session, decoder: SpeculativeDecoder, progress: Progress | None) -> None:
     config = session.config.warm_start
     if config.scheduler == "none":
@@ -305,17 +296,7 @@ def _export(session: _Session, decoder: SpeculativeDecoder, cycle: UpdateCycle) 
         "metrics": cycle.metrics,
         "config": config.to_dict(),
     }
-    engine = decoder.engine
-    card = PolicyCard(
-        model_pair=decoder.model_pair,
-        drafter=engine.runner.drafter,
-        max_num_speculative_tokens=engine.config.max_num_speculative_tokens,
-        mask_depths=True,
-        env_id=LIVE_DECODE,
-        git_sha=git_sha(),
-        versions=collect_versions(),
-        training=training,
-    )
+    card = make_card(decoder, training)
     policy_folder = export_policy(model, config.out / POLICY_FOLDER, card)
     sync_command = None
     if session.tracker is not None:
