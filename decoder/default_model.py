@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from .gguf_checkpoint import convert_gguf
@@ -110,6 +109,9 @@ def default_model_path(
 
 def model_cache() -> Path:
     """The folder under which converted models are kept; XDG_CACHE_HOME moves it on Linux."""
+    # Here and not above: the GPU check runs where this package is not installed.
+    import platformdirs
+
     return platformdirs.user_cache_path("specdepth", appauthor=False)
 
 
