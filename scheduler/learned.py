@@ -106,8 +106,13 @@ class LearnedScheduler:
         """Return the best depth of each sequence, int64 [R].
 
         Raises:
-            ValueError: when the decoder's K is not the policy's.
+            ValueError: when the decoder's K or kind of drafter is not the policy's.
         """
+        if state.drafter != self.card.drafter:
+            raise ValueError(
+                f"the policy was trained for the drafter {self.card.drafter}, the decoder has "
+                f"{state.drafter}; train one for it, or use the policy where it belongs."
+            )
         if state.max_num_speculative_tokens != self.max_num_speculative_tokens:
             raise ValueError(
                 "the policy was trained for max_num_speculative_tokens "

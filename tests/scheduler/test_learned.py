@@ -155,6 +155,14 @@ def test_another_limit_at_run_time_is_refused(
         LearnedScheduler(make_weights(), make_card()).choose(make_state(2, 4))
 
 
+def test_another_kind_of_drafter_at_run_time_is_refused(
+    make_state: Any, make_weights: Any, make_card: Any
+) -> None:
+    state = dataclasses.replace(make_state(2), drafter="draft-model")
+    with pytest.raises(ValueError, match="the drafter prompt-lookup, the decoder has draft-model"):
+        LearnedScheduler(make_weights(), make_card()).choose(state)
+
+
 def test_weights_for_other_features_are_refused(make_weights: Any, make_card: Any) -> None:
     weights = make_weights(hidden=())
     narrow = dataclasses.replace(
