@@ -17,6 +17,7 @@ from specdepth.scheduler.state import Ints
 from . import attention
 from .attention import IMPLEMENTATION, PAGE_SIZE, Backend, LayerKV, PassLayout, build_layout
 from .graphs import GraphedPass
+from .lean_llama import make_lean
 from .prepack import PackedLinear, can_prepack, prepack
 
 if TYPE_CHECKING:
@@ -126,6 +127,13 @@ class PackedModel:
             )
         if can_prepack(self.dtype, self.device):
             prepack(self.model)
+            make_lean(self.model)
+            error = self._error(host_ids, reference)
+            if not error <= self.tolerance:
+                raise UnsupportedModelError(
+                    f"{self.name}: prepacked weights do not reproduce this model (relative error of "
+                    f"logits {error:.2g}); use dtype float32, and report its architecture."
+                )
 
     def _candidates(self, has_softcap: bool) -> list[Backend]:
         """Backends to try, best first. The flash kernels have no soft-capping, and limits on heads."""

@@ -76,6 +76,11 @@ class JointPart(nn.Module):
         self._joint, self._index = joint, index
         self.out_features, self.in_features = joint.sizes[index], joint.packed.in_features
 
+    @property
+    def joint(self) -> PackedLinear:
+        """All projections of the input in one multiplication, side by side."""
+        return self._joint.packed
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]; a view into the joint result."""
         return self._joint.part(self._index, x)

@@ -1,0 +1,88 @@
+"""The lean Llama layer against the layer that it replaces."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import MistralConfig
+
+from specdepth import SpeculativeDecoder
+from specdepth.decoder.lean_llama import LeanLlamaLayer, make_lean
+from specdepth.decoder.models import PackedModel
+from specdepth.decoder.prepack import can_prepack, prepack
+from tests.decoder.tiny import from_config, tiny_llama
+
+needs_bf16 = pytest.mark.skipif(
+    not can_prepack(torch.bfloat16, torch.device("cpu")), reason="needs bf16 instructions"
+)
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+
+
+def logits_of(packed: PackedModel, lengths: list[int]) -> torch.Tensor:
+    """Logits of every token of sequences that start at 0, laid back to back."""
+    packed.allocate(64, 4)
+    rng = np.random.default_rng(0)
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    tables = np.arange(16 * len(lengths), dtype=np.int32).reshape(len(lengths), 16)
+    layout = packed.layout(tables, np.zeros(len(lengths), np.int64), np.array(lengths))
+    with torch.inference_mode():
+        return packed.forward(
+            torch.from_numpy(rng.integers(0, packed.vocab_size, len(positions))),
+            torch.from_numpy(positions),
+            layout,
+            np.arange(len(positions)),
+        ).double()
+
+
+@needs_bf16
+@pytest.mark.parametrize("lengths", [[1], [7], [1, 5, 1, 3], [1, 1, 1]])
+@pytest.mark.parametrize("options", [{}, {"attention_bias": True, "mlp_bias": True}])
+def test_it_computes_what_the_layer_computed(lengths: list[int], options: dict[str, Any]) -> None:
+    model = tiny_llama(dtype=torch.bfloat16, **WIDE, **options)
+    lean = PackedModel(copy.deepcopy(model))
+    assert sum(isinstance(m, LeanLlamaLayer) for m in lean.model.modules()) == 2
+    exact = PackedModel(model.float())
+    got, want = logits_of(lean, lengths), logits_of(exact, lengths)
+    assert (got - want).norm() / want.norm() < 0.03
+
+
+@needs_bf16
+def test_a_wrong_rotation_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama(dtype=torch.bfloat16, **WIDE)
+    monkeypatch.setattr("specdepth.decoder.lean_llama._rotate", lambda x, cos, sin: x)
+    with pytest.raises(ValueError, match="prepacked weights do not reproduce"):
+        PackedModel(model)
+
+
+@needs_bf16
+def test_layers_of_other_architectures_stay() -> None:
+    config = MistralConfig(
+        vocab_size=97,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=None,
+        **WIDE,
+    )
+    model = from_config(config, dtype=torch.bfloat16)
+    prepack(model)
+    assert make_lean(model) == 0
+
+
+def test_layers_that_are_not_prepacked_stay() -> None:
+    assert make_lean(tiny_llama()) == 0
+
+
+@needs_bf16
+def test_a_lean_model_decodes_and_drafts() -> None:
+    model = tiny_llama(dtype=torch.bfloat16, **WIDE)
+    decoder = SpeculativeDecoder.from_pretrained(
+        copy.deepcopy(model), copy.deepcopy(model), max_num_seqs=4
+    )
+    batch = decoder.generate([[1, 2, 3], [4, 5]], max_new_tokens=12, depth_scheduler=4)
+    assert [len(result.token_ids) for result in batch] == [12, 12]
+    assert batch.metrics.acceptance_rate > 0.8  # the draft is the target, but for rounding
