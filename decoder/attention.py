@@ -32,9 +32,10 @@ IMPLEMENTATION = "specdepth_paged"
 """Name under which transformers knows `paged_attention`. No mask function is registered with it, so
 transformers builds no mask."""
 
-GROUP_OVERHEAD_ELEMENTS = 4096
-"""Padded query x key elements that cost about as much as one more group (measured on CPU: a group costs
-some 50 us a layer)."""
+KEY_COST = 4
+"""Gathering a key from the pool costs as much as so many queries that attend to it (measured on CPU)."""
+GROUP_COST = 2000
+"""What one more SDPA call costs, in queries times keys: some 40 us a layer on the same CPU."""
 
 
 @dataclass(slots=True)
@@ -126,11 +127,10 @@ def plan_groups(query_lens: Ints, context_lens: Ints) -> list[Ints]:
     groups: list[Ints] = []
     start, waste, top_q, top_k, work = 0, 0, 0, 0, 0
     for at, index in enumerate(order.tolist()):
-        q, k = int(query_lens[index]), int(context_lens[index])
-        new_q, new_k = max(top_q, q), max(top_k, k)
-        new_work = work + q * k
+        q, k = int(query_lens[index]) + KEY_COST, int(context_lens[index])
+        new_q, new_k, new_work = max(top_q, q), max(top_k, k), work + q * k
         new_waste = (at - start + 1) * new_q * new_k - new_work
-        if at > start and new_waste - waste > GROUP_OVERHEAD_ELEMENTS:
+        if at > start and new_waste - waste > GROUP_COST:
             groups.append(order[start:at])
             start, waste, top_q, top_k, work = at, 0, q, k, q * k
         else:
