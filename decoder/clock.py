@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from specdepth.scheduler.cost import CostModel
+
+GRID_S = 2.0**-36
+"""Virtual time moves in steps of this (15 ps), so that differences of moments are exact for 18 hours: the
+same round takes the same time to the last bit, whenever it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +96,19 @@ class VirtualClock:
 
     def wait_until(self, moment: float) -> None:
         """Jump to `moment`."""
-        self._now = max(self._now, moment)
+        self._now = max(self._now, math.ceil(moment / GRID_S) * GRID_S)
 
     def pass_times(self, work: PassWork, draft_s: float, verify_s: float) -> tuple[float, float]:
         """Modelled times; the measured ones are ignored."""
-        draft_s = self.cost.draft_round_s(work.draft_pass_sequences, work.num_catch_up_tokens)
-        verify_s = self.cost.pass_s(
-            work.num_pass_tokens, work.num_prefill_tokens, work.num_context_tokens
+        draft_s = _on_grid(
+            self.cost.draft_round_s(work.draft_pass_sequences, work.num_catch_up_tokens)
         )
-        self._now += draft_s + verify_s + self.cost.overhead_s
+        verify_s = _on_grid(
+            self.cost.pass_s(work.num_pass_tokens, work.num_prefill_tokens, work.num_context_tokens)
+        )
+        self._now += draft_s + verify_s + _on_grid(self.cost.overhead_s)
         return draft_s, verify_s
+
+
+def _on_grid(seconds: float) -> float:
+    return round(seconds / GRID_S) * GRID_S

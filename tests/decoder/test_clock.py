@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from specdepth.decoder.clock import PassWork, ThreadClock, VirtualClock, WallClock
+from specdepth.decoder.clock import GRID_S, PassWork, ThreadClock, VirtualClock, WallClock
 from specdepth.scheduler.cost import CostModel
 from tests.decoder.tiny import Watched, build_decoder, noisy_copy, tiny_llama
 
@@ -51,8 +51,9 @@ def test_the_virtual_clock_moves_by_the_cost_model_alone() -> None:
     model = cost()
     clock = VirtualClock(model)
     draft_s, verify_s = clock.pass_times(WORK, 99.0, 99.0)
-    assert draft_s == model.draft_round_s((3, 2), 4) > 0
-    assert verify_s == model.pass_s(13, 5, 200) > 0
+    assert draft_s == pytest.approx(model.draft_round_s((3, 2), 4), abs=GRID_S, rel=0)
+    assert verify_s == pytest.approx(model.pass_s(13, 5, 200), abs=GRID_S, rel=0)
+    assert min(draft_s, verify_s) > 1000 * GRID_S
     assert clock.now() == pytest.approx(draft_s + verify_s + model.overhead_s)
     clock.wait_until(5.0)
     assert clock.now() == 5.0
@@ -83,3 +84,25 @@ def test_a_decoder_on_a_virtual_clock_takes_exactly_the_modelled_time() -> None:
         assert batch[0].metrics.ttft_s == pytest.approx(first.start_s + first.elapsed_s)
         elapsed.append(decoder.engine.clock.now())
     assert elapsed[0] == elapsed[1]
+
+
+def test_a_virtual_round_takes_the_same_time_whenever_it_runs() -> None:
+    cost = CostModel.linear(base_s=0.1, token_s=0.0123, overhead_s=0.0007)
+    work = PassWork(
+        num_pass_tokens=7,
+        num_prefill_tokens=0,
+        num_seqs=1,
+        num_logit_rows=7,
+        num_context_tokens=30,
+        draft_pass_sequences=(),
+        num_catch_up_tokens=0,
+    )
+    spans = set()
+    for start_s in (0.0, 0.1, 1 / 3, 17.7, 54321.0):
+        clock = VirtualClock(cost)
+        clock.wait_until(start_s)
+        assert clock.now() >= start_s
+        before = clock.now()
+        _, verify_s = clock.pass_times(work, 0.0, 0.0)
+        spans.add((clock.now() - before, verify_s))
+    assert len(spans) == 1
