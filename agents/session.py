@@ -52,26 +52,18 @@ def load_decoder(options: ModelOptions, console: Console) -> SpeculativeDecoder:
 
     cost = None if options.cost is None else CostModel.load(options.cost)
     set_up_torch(options.threads, options.seed)
-    import torch
-
     if options.target == DEFAULT:
         default_model_path(progress=console.say)
-    try:
-        return SpeculativeDecoder.from_pretrained(
-            options.target,
-            options.draft,
-            max_num_speculative_tokens=options.max_num_speculative_tokens,
-            max_num_seqs=options.max_num_seqs,
-            dtype=options.dtype,
-            device=options.device,
-            verification=options.verification,
-            cost=cost,
-        )
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(
-            "the models and the KV pool do not fit into the device's memory; use a smaller model or "
-            "--dtype bfloat16."
-        ) from error
+    return SpeculativeDecoder.from_pretrained(
+        options.target,
+        options.draft,
+        max_num_speculative_tokens=options.max_num_speculative_tokens,
+        max_num_seqs=options.max_num_seqs,
+        dtype=options.dtype,
+        device=options.device,
+        verification=options.verification,
+        cost=cost,
+    )
 
 
 def find_prompts(options: PromptOptions, split: Split) -> tuple[Prompt, ...]:
