@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdepth.scheduler.depth import DraftSignals
 from specdepth.scheduler.state import DrafterKind, Floats, Ints
 
+from .draft_steps import DraftCache, ask_keep_drafting
 from .kv_cache import BlockPool
 from .models import PackedModel
 from .packing import pack, tail_rows
@@ -130,9 +130,7 @@ class PromptLookup(NoDrafter):
 class DraftModel:
     """A smaller causal LM with its own KV in the shared pool.
 
-    Its cache is kept lazily: a sequence that does not draft costs nothing, and when it drafts again its
-    first pass computes all that it missed (prompt included), in passes of at most
-    `max_pass_tokens`.
+    Its cache is kept lazily; see `DraftCache`.
 
     Args:
         model: allocated with the pool's blocks.
@@ -158,9 +156,7 @@ class DraftModel:
         self._seqs, self._pool = sequences, pool
         self._vocab_size = target_vocab_size
         self._coupled = coupled
-        self._max_pass_tokens = max_pass_tokens
-        self._fed: Ints = np.zeros(sequences.num_slots, np.int64)
-        """Tokens of each slot whose draft KV this round computed, drafts included."""
+        self._cache = DraftCache(sequences, max_pass_tokens)
 
     def start(self, slot: int, request: Request) -> None:
         """Nothing to do: the cache is filled when the sequence drafts."""
@@ -187,7 +183,7 @@ class DraftModel:
         shown: list[tuple[Ints, Tensor]] = []
         num_laws, num_catch_up, passes = 0, 0, []
         alive = np.flatnonzero(plan.depths > 0)
-        self._fed[slots] = seqs.draft_computed[slots]
+        self._cache.begin(slots)
         greedy = not (seqs.temperature[slots] > 0).any()
         for step in range(top):
             alive = alive[plan.depths[alive] > step]
@@ -201,16 +197,7 @@ class DraftModel:
             shown.append((alive, law_signals(logits, with_margin=True)))
             if plan.keep_drafting is not None:
                 signals[:, alive, step] = shown[-1][1].cpu().numpy()
-                stays = np.asarray(
-                    plan.keep_drafting(
-                        DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
-                    )
-                )
-                if stays.shape != alive.shape or stays.dtype != np.bool_:
-                    raise ValueError(
-                        f"The scheduler's keep_drafting returned {stays.dtype} of shape {stays.shape}, "
-                        f"expected bool of shape {alive.shape}: one for each sequence still drafting."
-                    )
+                stays = ask_keep_drafting(plan, alive, step, signals)
                 signals[:, alive[~stays], step] = np.nan
                 alive, at, positions = alive[stays], at[stays], positions[stays]
                 logits = logits[torch.from_numpy(np.flatnonzero(stays)).to(device)]
@@ -243,9 +230,8 @@ class DraftModel:
         )
 
     def settle(self, slots: Ints) -> None:
-        """Keep the KV of what stands; a rejected draft's is overwritten when its place comes again."""
-        valid = np.minimum(self._fed[slots], self._seqs.num_tokens[slots] - 1)
-        self._seqs.draft_computed[slots] = valid
+        """Keep the KV of what stands."""
+        self._cache.settle(slots)
 
     def _pass(
         self, at: Ints, positions: Ints, drafted: Tensor, step: int
@@ -256,27 +242,20 @@ class DraftModel:
             Logits [D, V] for the tokens at `positions`, tokens computed, and passes taken.
         """
         num_tokens, num_passes = 0, 0
-        while True:
-            starts = self._fed[at]
-            missing = positions - starts
-            behind = missing - 1
-            before = np.cumsum(behind) - behind
-            # Everybody's last token rides in the last pass; earlier ones only catch up.
-            over = int(missing.sum()) > max(self._max_pass_tokens, len(at))
-            lengths = np.clip(self._max_pass_tokens - before, 0, behind) if over else missing
-            chosen = np.flatnonzero(lengths)
-            spans = pack(starts[chosen], lengths[chosen])
-            ids = self._tokens(at[chosen], spans.sequence, spans.positions, drafted[chosen], step)
-            layout = self.model.layout(self._pool.tables[at[chosen]], spans.starts, spans.lengths)
-            rows = spans.ends[-1:] - 1 if over else tail_rows(spans, np.ones(len(at), np.int64))
-            logits = self.model.forward(
-                ids, torch.from_numpy(spans.positions).to(ids.device), layout, rows
+        for one in self._cache.passes(at, positions):
+            among = at[one.rows]
+            spans = pack(one.starts, one.lengths)
+            ids = self._tokens(among, spans.sequence, spans.positions, drafted[one.rows], step)
+            layout = self.model.layout(self._pool.tables[among], spans.starts, spans.lengths)
+            last = (
+                tail_rows(spans, np.ones(len(at), np.int64)) if one.is_last else spans.ends[-1:] - 1
             )
-            self._fed[at] += lengths
+            logits = self.model.forward(
+                ids, torch.from_numpy(spans.positions).to(ids.device), layout, last
+            )
             num_tokens += len(spans.positions)
             num_passes += 1
-            if not over:
-                return logits, num_tokens, num_passes
+        return logits, num_tokens, num_passes
 
     def _tokens(
         self, at: Ints, sequence: Ints, positions: Ints, drafted: Tensor, step: int

@@ -133,8 +133,16 @@ class Engine:
         sampling: SamplingParams,
         request_id: str | None = None,
         arrival_s: float | None = None,
+        recording: int | None = None,
     ) -> Request:
         """Queue a prompt.
+
+        Args:
+            prompt_token_ids: at least one token.
+            sampling: how to go on.
+            request_id: to know it by; its number by default.
+            arrival_s: when it came, on the engine's clock; now by default.
+            recording: row of the trace that a `ReplayRunner` replays.
 
         Raises:
             ValueError: empty or too long prompt, tokens outside the vocabulary, a pool too small for
@@ -156,6 +164,7 @@ class Engine:
             prompt_token_ids=tokens,
             sampling=sampling,
             arrival_s=self.clock.now() if arrival_s is None else arrival_s,
+            recording=recording,
         )
         if sampling.stop:
             assert self._delivery.tokenizer is not None
@@ -390,9 +399,10 @@ class Engine:
         lengths = seqs.num_tokens[slots]
         count, reasons = self._text_end.cut(self.batch, slots, result)
         ends = lengths + count
-        rows = np.repeat(np.arange(len(slots)), count)
-        columns = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-        seqs.tokens[slots[rows], lengths[rows] + columns] = result.tokens[rows, columns]
+        if result.tokens is not None:
+            rows = np.repeat(np.arange(len(slots)), count)
+            columns = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+            seqs.tokens[slots[rows], lengths[rows] + columns] = result.tokens[rows, columns]
         seqs.num_tokens[slots] = ends
         seqs.num_computed[slots] = ends - 1
         seqs.num_computed[plan.prefill_slots] += plan.prefill_lengths

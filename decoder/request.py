@@ -37,6 +37,8 @@ class Request:
     num_preemptions: int = 0
     history: dict[str, NDArray[Any]] | None = None
     """Acceptance history of a preempted request, from `SequenceHistory.save`."""
+    recording: int | None = None
+    """Row of the trace that a `ReplayRunner` replays."""
     detokenizer: Detokenizer | None = None
     """Watches the text for `sampling.stop`."""
     finish_reason: FinishReason | None = None

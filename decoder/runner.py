@@ -51,8 +51,9 @@ class RoundResult:
     """[R] tokens drafted, trimmed ones included."""
     num_accepted: Ints
     """[R]"""
-    tokens: Ints
-    """[R, K + 1]: the accepted tokens, then the bonus or recovered one; the rest is undefined."""
+    tokens: Ints | None
+    """[R, K + 1]: the accepted tokens, then the bonus or recovered one; the rest is undefined. None where
+    only counts are recorded."""
     draft_top1: Floats | None
     """[R, K] signals of this round's drafts, NaN where nothing was drafted; None without a model."""
     draft_entropy: Floats | None

@@ -122,7 +122,11 @@ def _run(
             request = requests[index]
             arrival_s = start_s + (now_s if times_s is None else times_s[index])
             engine.add_request(
-                request.prompt_token_ids, request.sampling, str(index), arrival_s=arrival_s
+                request.prompt_token_ids,
+                request.sampling,
+                str(index),
+                arrival_s=arrival_s,
+                recording=request.recording,
             )
             inside.add(index)
         outcome = engine.step()

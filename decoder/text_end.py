@@ -36,7 +36,7 @@ class TextEnd:
         recorded = seqs.end_at[slots] - lengths
         count = np.minimum(result.num_accepted + 1, np.minimum(budget, recorded))
         at_end = count == recorded
-        if len(self.token_ids) and len(slots):
+        if result.tokens is not None and len(self.token_ids) and len(slots):
             ends = (result.tokens[:, :, None] == self.token_ids).any(-1)
             ends &= ~seqs.ignore_eos[slots][:, None]
             ends &= np.arange(result.tokens.shape[1]) < count[:, None]
@@ -44,6 +44,7 @@ class TextEnd:
             count = np.where(found, ends.argmax(1) + 1, count)
             at_end |= found
         for slot, watcher in batch.watched.items():
+            assert result.tokens is not None
             for row in np.flatnonzero(slots == slot).tolist():
                 before = watcher.num_tokens
                 watcher.append(result.tokens[row, : count[row]].tolist())

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdepth.scheduler.depth import ProposalSignals
 from specdepth.scheduler.state import DrafterKind, Ints
 
 from .clock import Clock, PassWork
 from .config import EngineConfig
+from .draft_steps import ask_trim
 from .drafters import Drafter, DraftModel, Proposal
 from .kv_cache import BlockPool
 from .models import PackedModel
@@ -130,24 +130,10 @@ class TorchRunner:
         return np.pad(signal, ((0, 0), (0, missing)), constant_values=np.nan)
 
     def _trim(self, plan: RoundPlan, proposal: Proposal) -> None:
-        assert plan.trim is not None
-        some = np.flatnonzero(proposal.lengths)
-        if not len(some):
-            return
-        shape = (len(some), self._config.max_num_speculative_tokens)
-        unknown = np.full(shape, np.nan)
+        unknown = np.full((len(plan.slots), self._config.max_num_speculative_tokens), np.nan)
         signals = [self._pad(s) for s in (proposal.top1, proposal.entropy, proposal.margin)]
-        shown = [unknown if s is None else s[some] for s in signals]
-        cut = np.asarray(
-            plan.trim(ProposalSignals(plan.rows[some], proposal.lengths[some], *shown))
-        )
-        if cut.shape != some.shape or cut.dtype.kind not in "iu":
-            raise ValueError(
-                f"The scheduler's trim returned {cut.dtype} of shape {cut.shape}, expected whole numbers "
-                f"of shape {some.shape}: one depth for each proposal."
-            )
-        proposal.lengths = proposal.lengths.copy()
-        proposal.lengths[some] = np.clip(cut, 0, proposal.lengths[some])
+        shown = np.stack([unknown if s is None else s for s in signals])
+        proposal.lengths = ask_trim(plan, proposal.lengths, shown)
 
     def _verify_pass(self, plan: RoundPlan, proposal: Proposal) -> tuple[Tensor, PassWork]:
         """One target pass over pending tokens, drafts, and prefill chunks.

@@ -54,6 +54,8 @@ class WorkloadRequest:
     sampling: SamplingParams
     kind: str = ""
     """Kind of the prompt, for reports by kind."""
+    recording: int | None = None
+    """Row of the trace that a `ReplayRunner` replays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

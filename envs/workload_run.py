@@ -118,7 +118,9 @@ class WorkloadRun:
             num_finished=self.num_finished,
         )
         for request in self.workload.requests[self.num_released : self.num_released + due]:
-            self.engine.add_request(request.prompt_token_ids, request.sampling)
+            self.engine.add_request(
+                request.prompt_token_ids, request.sampling, recording=request.recording
+            )
         self.num_released += due
 
     def _skip_idle(self) -> None:

@@ -1,0 +1,128 @@
+"""What a draft model does step by step, without the model: shared by `DraftModel` and replay.
+
+Legend: R sequences of a round, D those still drafting, K deepest depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from specdepth.scheduler.depth import DraftSignals, ProposalSignals
+from specdepth.scheduler.state import Bools, Floats, Ints
+
+from .runner import RoundPlan
+from .sequences import SequenceTable
+
+
+class DraftPass(NamedTuple):
+    """One forward pass of a draft model. Arrays over the sequences in it."""
+
+    rows: Ints
+    """Indices into the slots asked for."""
+    starts: Ints
+    """Tokens of each that the cache holds before."""
+    lengths: Ints
+    """Tokens that it computes."""
+    is_last: bool
+    """Whether it shows the law of everybody's next token; earlier passes only catch up."""
+
+
+class DraftCache:
+    """Which tokens a draft model's cache holds.
+
+    It is kept lazily: a sequence that does not draft costs nothing, and when it drafts again its first
+    step computes all that it missed (prompt included), in passes of at most `max_pass_tokens`.
+
+    Args:
+        sequences: shared arrays over slots; `draft_computed` is moved by `settle`.
+        max_pass_tokens: bound on tokens in a catch-up pass.
+    """
+
+    def __init__(self, sequences: SequenceTable, max_pass_tokens: int) -> None:
+        self._seqs, self._max_pass_tokens = sequences, max_pass_tokens
+        self._fed: Ints = np.zeros(sequences.num_slots, np.int64)
+        """Tokens of each slot whose draft KV this round computed, drafts included."""
+
+    def begin(self, slots: Ints) -> None:
+        """Start a round of `slots`."""
+        self._fed[slots] = self._seqs.draft_computed[slots]
+
+    def passes(self, slots: Ints, positions: Ints) -> Iterator[DraftPass]:
+        """Yield the passes that feed each of `slots` all tokens up to `positions` [D] that it lacks."""
+        while True:
+            starts = self._fed[slots]
+            missing = positions - starts
+            # Everybody's last token rides in the last pass; earlier ones only catch up.
+            over = int(missing.sum()) > max(self._max_pass_tokens, len(slots))
+            if over:
+                behind = missing - 1
+                before = np.cumsum(behind) - behind
+                lengths = np.clip(self._max_pass_tokens - before, 0, behind)
+                rows = np.flatnonzero(lengths)
+            else:
+                lengths, rows = missing, np.arange(len(slots))
+            yield DraftPass(rows, starts[rows], lengths[rows], not over)
+            self._fed[slots] += lengths
+            if not over:
+                return
+
+    def settle(self, slots: Ints) -> None:
+        """Keep the KV of what stands; a rejected draft's is overwritten when its place comes again."""
+        valid = np.minimum(self._fed[slots], self._seqs.num_tokens[slots] - 1)
+        self._seqs.draft_computed[slots] = valid
+
+
+def ask_keep_drafting(plan: RoundPlan, alive: Ints, step: int, signals: Floats) -> Bools:
+    """Ask the scheduler who of `alive` [D] (rows of the plan) draws its token `step`.
+
+    Args:
+        plan: with `keep_drafting`.
+        alive: rows still drafting.
+        step: tokens that each has drawn.
+        signals: [3, R, at least step + 1] top-1, entropy and margin.
+
+    Raises:
+        ValueError: an answer of another type or shape.
+    """
+    assert plan.keep_drafting is not None
+    shown = DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
+    stays = np.asarray(plan.keep_drafting(shown))
+    if stays.shape != alive.shape or stays.dtype != np.bool_:
+        raise ValueError(
+            f"The scheduler's keep_drafting returned {stays.dtype} of shape {stays.shape}, "
+            f"expected bool of shape {alive.shape}: one for each sequence still drafting."
+        )
+    return stays
+
+
+def ask_trim(plan: RoundPlan, lengths: Ints, signals: Floats) -> Ints:
+    """Ask the scheduler how much of each proposal to verify.
+
+    Args:
+        plan: with `trim`.
+        lengths: [R] tokens proposed.
+        signals: [3, R, K]; NaN where nothing is known.
+
+    Returns:
+        [R] depths, at most `lengths`.
+
+    Raises:
+        ValueError: an answer of another type or shape.
+    """
+    assert plan.trim is not None
+    some = np.flatnonzero(lengths)
+    if not len(some):
+        return lengths
+    shown = ProposalSignals(plan.rows[some], lengths[some], *signals[:, some])
+    cut = np.asarray(plan.trim(shown))
+    if cut.shape != some.shape or cut.dtype.kind not in "iu":
+        raise ValueError(
+            f"The scheduler's trim returned {cut.dtype} of shape {cut.shape}, expected whole numbers "
+            f"of shape {some.shape}: one depth for each proposal."
+        )
+    trimmed = lengths.copy()
+    trimmed[some] = np.clip(cut, 0, lengths[some])
+    return trimmed
