@@ -128,6 +128,7 @@ def parse(
     argv: Sequence[str] | None,
     *,
     options: Callable[[argparse.ArgumentParser], None] | None = None,
+    has_target: bool = True,
 ) -> argparse.Namespace:
     """Parse what all benchmarks take, and set this process to one thread, offline.
 
@@ -135,14 +136,16 @@ def parse(
         doc: the script's docstring; its first paragraph is the help text.
         argv: arguments; None takes the command line.
         options: adds the script's own.
+        has_target: whether a model runs; replay needs none.
     """
     parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json-only", action="store_true", help="print the JSON line alone")
-    parser.add_argument(
-        "--target", default="default", help='model folder, hub name or "default" (bf16)'
-    )
+    if has_target:
+        parser.add_argument(
+            "--target", default="default", help='model folder, hub name or "default" (bf16)'
+        )
     if options is not None:
         options(parser)
     arguments = parser.parse_args(argv)
@@ -213,7 +216,7 @@ def result_line(
         "n": n,
         "seed": arguments.seed,
         "quick": arguments.quick,
-        "target": Path(arguments.target).name,
+        **({"target": Path(arguments.target).name} if hasattr(arguments, "target") else {}),
         "machine": machine(),
         "versions": versions(),
     }

@@ -128,13 +128,12 @@ class Batch:
         rows = np.arange(len(slots))
         victims: list[int] = []
         while True:
-            stay, depths = slots[rows], wanted[rows]
-            lengths = self.seqs.num_tokens[stay]
+            stay, depths = slots.take(rows), wanted.take(rows)
+            lengths = self.seqs.num_tokens.take(stay)
             if self._config.lookahead == "clip":
                 depths = self._clip(stay, lengths, depths)
             # The bonus token's own KV is written in the next round: length + depth is enough.
-            if int(self.pool.missing(stay, lengths + depths).sum()) <= self.pool.num_free:
-                self.pool.grow(stay, lengths + depths)
+            if self.pool.try_grow(stay, lengths + depths):
                 return rows, depths, victims
             victims.append(self.preempt_youngest())
             rows = rows[stay != victims[-1]]

@@ -44,13 +44,14 @@ class Delivery:
         self, request: Request, reason: FinishReason, now: float, metrics: EngineMetrics
     ) -> None:
         """Hand out a request that has left its slot, or never had one."""
-        history = request.history or {}
+        # A request without history never ran.
+        drafted, accepted = (0, 0) if request.history is None else request.history.counts[:2]
         served = RequestMetrics(
             num_prompt_tokens=len(request.prompt_token_ids),
             num_generated_tokens=len(request.generated),
             num_rounds=request.num_rounds,
-            num_drafted_tokens=int(history.get("num_drafted_tokens", 0)),
-            num_accepted_tokens=int(history.get("num_accepted_tokens", 0)),
+            num_drafted_tokens=int(drafted),
+            num_accepted_tokens=int(accepted),
             num_preemptions=request.num_preemptions,
             arrival_s=request.arrival_s,
             first_token_s=request.first_token_s,

@@ -256,20 +256,26 @@ class Engine:
         order, seqs = self.batch.order, self.seqs
         if not len(order):
             return None
-        # Every sequence may decode; what is left of the budget goes to prompts, oldest first.
-        extra = seqs.num_tokens[order] - seqs.num_computed[order] - 1
-        budget = max(self.config.max_num_batched_tokens - len(order), 1)
-        granted = np.clip(budget - (np.cumsum(extra) - extra), 0, extra)
-        decodes = granted == extra
-        chunked = ~decodes & (granted > 0)
-        slots = order[decodes]
-        context = (seqs.num_computed[order] + granted)[decodes | chunked].sum() + len(slots)
+        lengths = seqs.num_tokens.take(order)
+        extra = lengths - seqs.num_computed.take(order) - 1
+        slots, chunk_slots, chunk_lengths = order, EMPTY, EMPTY
+        num_prefill, num_context = 0, int(np.add.reduce(lengths))
+        if extra.any():
+            # Every sequence may decode; what is left of the budget goes to prompts, oldest first.
+            budget = max(self.config.max_num_batched_tokens - len(order), 1)
+            granted = np.clip(budget - (np.cumsum(extra) - extra), 0, extra)
+            decodes = granted == extra
+            chunked = ~decodes & (granted > 0)
+            slots, chunk_slots, chunk_lengths = order[decodes], order[chunked], granted[chunked]
+            num_prefill = int(granted.sum())
+            computed = seqs.num_computed[order] + granted
+            num_context = int(computed[decodes | chunked].sum()) + len(slots)
         opened = _OpenRound(
             slots=slots,
-            chunk_slots=order[chunked],
-            chunk_lengths=granted[chunked],
-            num_prefill_tokens=int(granted.sum()),
-            num_context_tokens=int(context),
+            chunk_slots=chunk_slots,
+            chunk_lengths=chunk_lengths,
+            num_prefill_tokens=num_prefill,
+            num_context_tokens=num_context,
             offer=self.runner.offer(slots, self.config.max_num_speculative_tokens),
             start_s=start_s,
         )
@@ -317,37 +323,41 @@ class Engine:
 
     def _state(self, opened: _OpenRound) -> RoundState:
         seqs, history, slots, config = self.seqs, self.batch.history, opened.slots, self.config
-        positions = seqs.num_tokens[slots]
-        remaining = seqs.max_tokens[slots] - positions
+        positions = seqs.num_tokens.take(slots)
+        remaining = seqs.max_tokens.take(slots) - positions
         length = opened.offer.length
+        # `take` is three times as fast as indexing here
+        counts = history.counts.take(slots, axis=1)
+        averages = history.averages.take(slots, axis=1)
+        draft_signals = history.draft_signals.take(slots, axis=1)
         return RoundState(
             num_running=len(slots),
             slots=slots,
-            request_ids=seqs.number[slots],
+            request_ids=seqs.number.take(slots),
             positions=positions,
-            num_generated=positions - seqs.num_prompt[slots],
+            num_generated=positions - seqs.num_prompt.take(slots),
             num_remaining=remaining,
             max_depths=np.minimum(length, remaining - 1),
-            acceptance_ema=history.acceptance_ema[slots],
-            acceptance_ema_slow=history.acceptance_ema_slow[slots],
-            num_drafted_tokens=history.num_drafted_tokens[slots],
-            num_accepted_tokens=history.num_accepted_tokens[slots],
-            num_drafted_rounds=history.num_drafted_rounds[slots],
-            last_depth=history.last_depth[slots],
-            last_accepted=history.last_accepted[slots],
-            full_streak=history.full_streak[slots],
-            rounds_since_draft=history.rounds_since_draft[slots],
+            num_drafted_tokens=counts[0],
+            num_accepted_tokens=counts[1],
+            num_drafted_rounds=counts[2],
+            full_streak=counts[3],
+            rounds_since_draft=counts[4],
+            last_depth=counts[5],
+            last_accepted=counts[6],
+            last_match_length=counts[7],
+            acceptance_ema=averages[0],
+            acceptance_ema_slow=averages[1],
+            target_top1=averages[2],
+            target_entropy=averages[3],
             proposal_length=length,
             match_length=opened.offer.match_length,
             num_matches=opened.offer.num_matches,
             match_agreement=opened.offer.match_agreement,
-            last_match_length=history.last_match_length[slots],
-            draft_top1=history.draft_top1[slots],
-            draft_entropy=history.draft_entropy[slots],
-            draft_margin=history.draft_margin[slots],
-            draft_lag=positions - 1 - seqs.draft_computed[slots],
-            target_top1=history.target_top1[slots],
-            target_entropy=history.target_entropy[slots],
+            draft_top1=draft_signals[0],
+            draft_entropy=draft_signals[1],
+            draft_margin=draft_signals[2],
+            draft_lag=positions - 1 - seqs.draft_computed.take(slots),
             round_index=self.round_index,
             num_waiting=len(self.batch.waiting),
             num_prefill_tokens=opened.num_prefill_tokens,
@@ -374,7 +384,7 @@ class Engine:
             opened.chunk_slots = opened.chunk_slots[stays]
             opened.chunk_lengths = opened.chunk_lengths[stays]
             opened.num_preempted_prefills = len(victims) - (len(asked) - len(rows))
-        slots = opened.slots[rows]
+        slots = opened.slots.take(rows)
         # Before the run: a round that fails after its draws must not draw the same again.
         self.seqs.attempt[slots] += 1
         keep_drafting = getattr(scheduler, "keep_drafting", None)
@@ -396,7 +406,7 @@ class Engine:
         seqs, slots, clock = self.seqs, plan.slots, self.clock
         draft_s, verify_s = clock.pass_times(result.work, result.draft_s, result.verify_s)
         now = clock.now()
-        lengths = seqs.num_tokens[slots]
+        lengths = seqs.num_tokens.take(slots)
         count, reasons = self._text_end.cut(self.batch, slots, result)
         ends = lengths + count
         if result.tokens is not None:
@@ -405,9 +415,11 @@ class Engine:
             seqs.tokens[slots[rows], lengths[rows] + columns] = result.tokens[rows, columns]
         seqs.num_tokens[slots] = ends
         seqs.num_computed[slots] = ends - 1
-        seqs.num_computed[plan.prefill_slots] += plan.prefill_lengths
-        first = np.isnan(seqs.first_token_s[slots])
-        seqs.first_token_s[slots[first]] = now
+        if len(plan.prefill_slots):
+            seqs.num_computed[plan.prefill_slots] += plan.prefill_lengths
+        first = np.isnan(seqs.first_token_s.take(slots))
+        if first.any():
+            seqs.first_token_s[slots[first]] = now
         seqs.num_rounds[slots] += 1
         self.runner.settle(slots)
         accepted = np.minimum(result.num_accepted, count)
@@ -463,7 +475,7 @@ class Engine:
         """Remember acceptance and signals; returns the draft signals up to the first rejection."""
         history, slots, top = self.batch.history, plan.slots, self.config.max_num_speculative_tokens
         history.update(slots, result.num_drafted, accepted)
-        history.last_match_length[slots] = opened.offer.match_length[plan.rows]
+        history.last_match_length[slots] = opened.offer.match_length.take(plan.rows)
         history.target_top1[slots] = result.target_top1
         history.target_entropy[slots] = result.target_entropy
         if result.draft_top1 is None or result.draft_entropy is None or result.draft_margin is None:

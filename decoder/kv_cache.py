@@ -38,7 +38,7 @@ class BlockPool:
 
     def missing(self, slots: Ints, num_tokens: Ints) -> Ints:
         """Blocks each slot still needs to hold `num_tokens` tokens; never negative."""
-        missing: Ints = np.maximum(self.blocks_for(num_tokens) - self.num_allocated[slots], 0)
+        missing: Ints = np.maximum(self.blocks_for(num_tokens) - self.num_allocated.take(slots), 0)
         return missing
 
     def grow(self, slots: Ints, num_tokens: Ints) -> None:
@@ -47,12 +47,18 @@ class BlockPool:
         Raises:
             RuntimeError: when the pool has too few; nothing is changed then.
         """
-        missing = self.missing(slots, num_tokens)
-        total = int(missing.sum())
-        if total == 0:
-            return
-        if total > self.num_free:
+        if not self.try_grow(slots, num_tokens):
+            total = int(self.missing(slots, num_tokens).sum())
             raise RuntimeError(f"{total} KV blocks wanted, {self.num_free} free.")
+
+    def try_grow(self, slots: Ints, num_tokens: Ints) -> bool:
+        """The same, but say False where the pool has too few."""
+        missing = self.missing(slots, num_tokens)
+        total = int(np.add.reduce(missing))
+        if total == 0:
+            return True
+        if total > self.num_free:
+            return False
         taken = self._free[self.num_free - total : self.num_free]
         rows = np.repeat(slots, missing)
         starts = np.cumsum(missing) - missing
@@ -60,12 +66,14 @@ class BlockPool:
         self.tables[rows, columns] = taken
         self.num_allocated[slots] += missing
         self.num_free -= total
+        return True
 
     def shrink(self, slots: Ints, num_tokens: Ints) -> None:
         """Take back the blocks of each slot beyond those for `num_tokens` tokens (rollback)."""
-        keep = np.minimum(self.blocks_for(num_tokens), self.num_allocated[slots])
-        surplus = self.num_allocated[slots] - keep
-        total = int(surplus.sum())
+        held = self.num_allocated.take(slots)
+        keep = np.minimum(self.blocks_for(num_tokens), held)
+        surplus = held - keep
+        total = int(np.add.reduce(surplus))
         if total == 0:
             return
         rows = np.repeat(slots, surplus)

@@ -16,7 +16,7 @@ from specdepth.scheduler.state import DrafterKind, Floats, Ints
 from .clock import PassWork, VirtualClock
 from .config import EngineConfig, SamplingParams
 from .draft_steps import DraftCache, ask_keep_drafting, ask_trim
-from .engine import Engine
+from .engine_profile import EngineProfile, LaggedEngine
 from .kv_cache import BlockPool
 from .request import Request
 from .runner import Offer, RoundPlan, RoundResult
@@ -38,10 +38,18 @@ class ReplayRunner:
         trace: recorded with at least the engine's K.
         sequences: arrays over slots, shared with the engine.
         config: the engine's.
+        pad_drafts: see `EngineProfile`.
     """
 
-    def __init__(self, trace: Trace, sequences: SequenceTable, config: EngineConfig) -> None:
-        self.trace = trace
+    def __init__(
+        self,
+        trace: Trace,
+        sequences: SequenceTable,
+        config: EngineConfig,
+        *,
+        pad_drafts: bool = False,
+    ) -> None:
+        self.trace, self._pad_drafts = trace, pad_drafts
         self._seqs, self._top = sequences, config.max_num_speculative_tokens
         self._cache = DraftCache(sequences, config.max_num_batched_tokens)
         self._base: Ints = np.zeros(sequences.num_slots, np.int64)
@@ -94,20 +102,20 @@ class ReplayRunner:
 
     def offer(self, slots: Ints, max_length: int) -> Offer:
         """What the drafter showed at these positions."""
-        at = self._base[slots] + self._seqs.num_tokens[slots]
-        offers = self._offers[at]
+        at = self._base.take(slots) + self._seqs.num_tokens.take(slots)
+        offers = self._offers.take(at, axis=0)
         return Offer(
             length=np.minimum(offers[:, 0], max_length),
             match_length=offers[:, 1],
             num_matches=offers[:, 2],
-            match_agreement=self._agreement[at],
+            match_agreement=self._agreement.take(at),
         )
 
     def run(self, plan: RoundPlan) -> RoundResult:
         """Look up what would be accepted, and count the work of the passes."""
         seqs, slots = self._seqs, plan.slots
-        lengths = seqs.num_tokens[slots]
-        at = self._base[slots] + lengths
+        lengths = seqs.num_tokens.take(slots)
+        at = self._base.take(slots) + lengths
         num_proposed, num_catch_up = plan.depths, 0
         signals: Floats | None = None
         passes: tuple[int, ...] = ()
@@ -117,11 +125,11 @@ class ReplayRunner:
         if plan.trim is not None:
             unknown = np.full((3, len(slots), self._top), np.nan)
             drafted = ask_trim(plan, num_proposed, unknown if signals is None else signals)
-        accepted = np.minimum(self._accepted[at], drafted)
-        shown = self._target[at + accepted]
+        accepted = np.minimum(self._accepted.take(at), drafted)
+        shown = self._target.take(at + accepted, axis=0)
         num_drafted = int(np.add.reduce(drafted))
         num_tokens = int(np.add.reduce(lengths)) + num_drafted
-        num_pass = num_tokens - int(np.add.reduce(seqs.num_computed[slots]))
+        num_pass = num_tokens - int(np.add.reduce(seqs.num_computed.take(slots)))
         chunk, num_chunks = 0, len(plan.prefill_slots)
         if num_chunks:
             chunk = int(plan.prefill_lengths.sum())
@@ -182,6 +190,8 @@ class ReplayRunner:
                 signals[:, alive[~stays], step] = np.nan
                 alive = alive[stays]
             lengths[alive] = step + 1
+        if self._pad_drafts:
+            passes = [len(slots)] * len(passes)
         return lengths, signals, tuple(passes), num_catch_up
 
 
@@ -192,6 +202,7 @@ class ReplayDecoder:
         trace: what to replay.
         cost: prices of the machine; they move the clock and are shown to schedulers.
         config: of the engine; K must not pass the trace's. Sizes that are None are filled in.
+        profile: of an engine that is not ours.
 
     Attributes:
         engine: on a `VirtualClock`; see `Engine`.
@@ -204,7 +215,14 @@ class ReplayDecoder:
 
     tokenizer = None
 
-    def __init__(self, trace: Trace, cost: CostModel, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        cost: CostModel,
+        config: EngineConfig | None = None,
+        profile: EngineProfile | None = None,
+    ) -> None:
+        profile = profile or EngineProfile()
         recorded = trace.info.max_num_speculative_tokens
         config = config or EngineConfig(max_num_speculative_tokens=recorded)
         if config.max_num_speculative_tokens > recorded:
@@ -229,8 +247,9 @@ class ReplayDecoder:
         pool = BlockPool(
             config.num_kv_blocks, block_size, config.max_num_seqs, config.max_model_len
         )
-        self.runner = ReplayRunner(trace, sequences, config)
-        self.engine = Engine(config, self.runner, sequences, pool, VirtualClock(cost), cost)
+        self.runner = ReplayRunner(trace, sequences, config, pad_drafts=profile.pad_drafts)
+        self.engine = LaggedEngine(config, self.runner, sequences, pool, VirtualClock(cost), cost)
+        self.engine.lag = profile.decision_lag
 
     @property
     def config(self) -> EngineConfig:

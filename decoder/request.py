@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specdepth.scheduler.state import SavedHistory
 
 from .config import SamplingParams
 from .tokenizers import Detokenizer
@@ -35,7 +37,7 @@ class Request:
     num_rounds: int = 0
     """Decoding rounds behind `generated`."""
     num_preemptions: int = 0
-    history: dict[str, NDArray[Any]] | None = None
+    history: SavedHistory | None = None
     """Acceptance history of a preempted request, from `SequenceHistory.save`."""
     recording: int | None = None
     """Row of the trace that a `ReplayRunner` replays."""

@@ -106,8 +106,10 @@ def _run(
     times_s = process.times_s if isinstance(process, OpenLoop) else None
     done: dict[int, GenerationResult] = {}
     inside: set[int] = set()
-    share_s, share_wall_s = np.zeros(len(requests)), np.zeros(len(requests))
-    weighted_s = 0.0
+    # A request's share is what `share`, which grows by each round's time over the requests inside, has
+    # grown by while it was there. Columns: the engine's clock, the wall.
+    share, shares = np.zeros(2), np.zeros((len(requests), 2))
+    busy_s = weighted_s = 0.0
     start_s = mark_s = clock.now()
     start_wall_s = mark_wall_s = time.perf_counter()
     while len(done) < len(requests):
@@ -129,6 +131,7 @@ def _run(
                 recording=request.recording,
             )
             inside.add(index)
+            shares[index] = -share
         outcome = engine.step()
         if outcome is None:
             # The engine admits something whenever it is empty, so it has nothing at all to do.
@@ -141,21 +144,22 @@ def _run(
             continue
         on_round(outcome)
         end_s, end_wall_s = clock.now(), time.perf_counter()
-        there = list(inside)
-        share_s[there] += (end_s - mark_s) / len(there)
-        share_wall_s[there] += (end_wall_s - mark_wall_s) / len(there)
-        weighted_s += (end_s - mark_s) * len(there)
+        num_inside, elapsed_s = len(inside), end_s - mark_s
+        share += (elapsed_s / num_inside, (end_wall_s - mark_wall_s) / num_inside)
+        busy_s += elapsed_s
+        weighted_s += elapsed_s * num_inside
         mark_s, mark_wall_s = end_s, end_wall_s
         for result in engine.take_finished():
             index = int(result.request_id)
             done[index] = result
             inside.discard(index)
+            shares[index] += share
     return ServeResult(
         results=tuple(done[index] for index in range(len(requests))),
         metrics=engine.metrics,
         makespan_s=mark_s - start_s,
         wall_s=mark_wall_s - start_wall_s,
-        request_s=share_s,
-        request_wall_s=share_wall_s,
-        mean_in_flight=weighted_s / max(float(share_s.sum()), 1e-12),
+        request_s=shares[:, 0],
+        request_wall_s=shares[:, 1],
+        mean_in_flight=weighted_s / max(busy_s, 1e-12),
     )

@@ -31,9 +31,9 @@ class TextEnd:
         Feeds the stop-string watchers, so it must run once a round.
         """
         seqs = batch.seqs
-        lengths = seqs.num_tokens[slots]
-        budget = seqs.max_tokens[slots] - lengths
-        recorded = seqs.end_at[slots] - lengths
+        lengths = seqs.num_tokens.take(slots)
+        budget = seqs.max_tokens.take(slots) - lengths
+        recorded = seqs.end_at.take(slots) - lengths
         count = np.minimum(result.num_accepted + 1, np.minimum(budget, recorded))
         at_end = count == recorded
         if result.tokens is not None and len(self.token_ids) and len(slots):

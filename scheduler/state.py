@@ -11,7 +11,7 @@ Legend: R running sequences, K `max_num_speculative_tokens`, S engine slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +174,14 @@ class RoundOutcome:
         return self.draft_s + self.verify_s + self.schedule_s + self.other_s
 
 
+class SavedHistory(NamedTuple):
+    """What `SequenceHistory` knows about one sequence; see there."""
+
+    counts: Ints
+    averages: Floats
+    draft_signals: Floats
+
+
 class SequenceHistory:
     """Acceptance history of S slots as arrays: the part of `RoundState` that rounds leave behind.
 
@@ -186,74 +194,69 @@ class SequenceHistory:
     """Weight of a new round in `acceptance_ema_slow`."""
     prior_acceptance = 0.5
     """Both averages before the first drafting round."""
+    _ema_weights = np.array([[ema_weight], [slow_ema_weight]])
 
     def __init__(self, num_slots: int, max_num_speculative_tokens: int) -> None:
-        shape = (num_slots, max_num_speculative_tokens)
-        self.acceptance_ema: Floats = np.empty(num_slots)
-        self.acceptance_ema_slow: Floats = np.empty(num_slots)
-        self.num_drafted_rounds: Ints = np.empty(num_slots, np.int64)
-        self.num_drafted_tokens: Ints = np.empty(num_slots, np.int64)
-        self.num_accepted_tokens: Ints = np.empty(num_slots, np.int64)
-        self.last_depth: Ints = np.empty(num_slots, np.int64)
-        self.last_accepted: Ints = np.empty(num_slots, np.int64)
-        self.last_match_length: Ints = np.empty(num_slots, np.int64)
-        self.full_streak: Ints = np.empty(num_slots, np.int64)
-        self.rounds_since_draft: Ints = np.empty(num_slots, np.int64)
-        self.draft_top1: Floats = np.empty(shape)
-        self.draft_entropy: Floats = np.empty(shape)
-        self.draft_margin: Floats = np.empty(shape)
-        self.target_top1: Floats = np.empty(num_slots)
-        self.target_entropy: Floats = np.empty(num_slots)
+        # Rows of three blocks, so that a round gathers all of them with three calls.
+        self.counts: Ints = np.empty((8, num_slots), np.int64)
+        """[8, S] the counts below, in their order."""
+        self.averages: Floats = np.empty((4, num_slots))
+        """[4, S] the averages and target signals below, in their order."""
+        self.draft_signals: Floats = np.empty((3, num_slots, max_num_speculative_tokens))
+        """[3, S, K] the draft signals below, in their order."""
+        (
+            self.num_drafted_tokens,
+            self.num_accepted_tokens,
+            self.num_drafted_rounds,
+            self.full_streak,
+            self.rounds_since_draft,
+            self.last_depth,
+            self.last_accepted,
+            self.last_match_length,
+        ) = self.counts
+        (
+            self.acceptance_ema,
+            self.acceptance_ema_slow,
+            self.target_top1,
+            self.target_entropy,
+        ) = self.averages
+        self.draft_top1, self.draft_entropy, self.draft_margin = self.draft_signals
         self.reset(np.arange(num_slots))
 
     def reset(self, slots: Ints) -> None:
         """Forget everything about `slots` (a new request took them)."""
-        self.acceptance_ema[slots] = self.acceptance_ema_slow[slots] = self.prior_acceptance
-        for count in (
-            self.num_drafted_rounds,
-            self.num_drafted_tokens,
-            self.num_accepted_tokens,
-            self.full_streak,
-            self.rounds_since_draft,
-        ):
-            count[slots] = 0
-        for last in (self.last_depth, self.last_accepted, self.last_match_length):
-            last[slots] = -1
-        for signal in (self.draft_top1, self.draft_entropy, self.draft_margin):
-            signal[slots] = np.nan
-        self.target_top1[slots] = np.nan
-        self.target_entropy[slots] = np.nan
+        self.counts[:5, slots] = 0
+        self.counts[5:, slots] = -1
+        self.averages[:2, slots] = self.prior_acceptance
+        self.averages[2:, slots] = np.nan
+        self.draft_signals[:, slots] = np.nan
 
-    def save(self, slot: int) -> dict[str, NDArray[Any]]:
+    def save(self, slot: int) -> SavedHistory:
         """Copy what is known about `slot`, for a sequence that is preempted."""
-        return {name: array[slot].copy() for name, array in vars(self).items()}
+        return SavedHistory(
+            self.counts[:, slot].copy(),
+            self.averages[:, slot].copy(),
+            self.draft_signals[:, slot].copy(),
+        )
 
-    def restore(self, slot: int, saved: dict[str, NDArray[Any]]) -> None:
+    def restore(self, slot: int, saved: SavedHistory) -> None:
         """Put back what `save` returned, into any slot."""
-        for name, value in saved.items():
-            getattr(self, name)[slot] = value
+        self.counts[:, slot], self.averages[:, slot] = saved.counts, saved.averages
+        self.draft_signals[:, slot] = saved.draft_signals
 
     def update(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
         """Take in one round of `slots`: tokens drafted and accepted, both [R]."""
-        self.last_depth[slots] = num_drafted
-        self.rounds_since_draft[slots] += 1
         drew = num_drafted > 0
-        if not drew.all():
-            slots, num_drafted, num_accepted = slots[drew], num_drafted[drew], num_accepted[drew]
-        if not len(slots):
-            return
-        rate = num_accepted / num_drafted
-        for average, weight in (
-            (self.acceptance_ema, self.ema_weight),
-            (self.acceptance_ema_slow, self.slow_ema_weight),
-        ):
-            old = average[slots]
-            average[slots] = old + weight * (rate - old)
-        self.num_drafted_rounds[slots] += 1
-        self.num_drafted_tokens[slots] += num_drafted
-        self.num_accepted_tokens[slots] += num_accepted
-        self.last_accepted[slots] = num_accepted
-        self.full_streak[slots] = np.where(
-            num_accepted == num_drafted, self.full_streak[slots] + 1, 0
-        )
-        self.rounds_since_draft[slots] = 0
+        everything = num_accepted == num_drafted
+        counts = self.counts.take(slots, axis=1)
+        counts[0] += num_drafted
+        counts[1] += num_accepted
+        counts[2] += drew
+        counts[3] = np.where(drew, (counts[3] + 1) * everything, counts[3])
+        counts[4] = (counts[4] + 1) * ~drew
+        counts[5] = num_drafted
+        counts[6] = np.where(drew, num_accepted, counts[6])
+        self.counts[:, slots] = counts
+        old = self.averages[:2].take(slots, axis=1)
+        rate = num_accepted / np.maximum(num_drafted, 1)
+        self.averages[:2, slots] = old + self._ema_weights * drew * (rate - old)
