@@ -1,0 +1,181 @@
+"""Greedy goodput per sequence with draft time and a cap on depth: the strongest causal rule here.
+
+Source: design notes of this project, section 7. Charging draft passes by the deepest sequence and
+searching over a cap repairs the greedy rule with a draft model; pulling estimates towards the batch
+mean looks past the present round.
+
+Legend: R running sequences, K deepest depth, N tokens that may survive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
+from specdepth.scheduler.survival import SurvivalEstimator
+
+from .admission import RankedTokens, expected_tokens, rank_tokens
+from .lawful import EVERY_RULE
+from .pricing import verify_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shrinkage:
+    """How far to trust estimates and prices. The defaults change nothing.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    pull: float = 0.0
+    """Weight of the batch mean in each sequence's survival, 0..1, position by position.
+
+    The greedy rule serves easy requests first and is left with the hard ones. Treating sequences more
+    alike than they are gives up a little now for a better mix later, and tempers noisy estimates.
+    """
+    exponent: float = 1.0
+    """Survival is raised to it, before the pull: above 1 corrects estimates that are too high."""
+    price: float = 1.0
+    """Factor on the time that drafting adds to a round without drafts: above 1 drafts less."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.pull <= 1 and self.exponent > 0 and self.price >= 0):
+            raise ValueError(
+                "shrinkage: expected a pull in 0..1, an exponent above 0 and a price of 0 or more, got "
+                f"{self.pull}, {self.exponent} and {self.price}."
+            )
+
+
+class CappedGreedyDepth:
+    """For every cap on depth admit tokens by survival; take the best expected tokens a second.
+
+    A candidate is a cap and a number of tokens, the likeliest ones no deeper than the cap. Its price
+    is the target pass over all tokens and the draft passes over the sequences that are that deep. No
+    depths at all are better where a draft pass costs the same for any number of sequences, or that
+    plus a constant for each (an affine price); elsewhere it is a search over the plausible ones.
+    With a free drafter it is `GreedyDepth`.
+
+    Args:
+        survival: estimates from history, and from what prompt lookup shows.
+        shrinkage: one for all loads, or by number of running sequences; between two numbers it is
+            interpolated over the logarithm, outside them it stays.
+
+    Raises:
+        ValueError: an empty mapping, or numbers of sequences below 1.
+    """
+
+    # Nothing in a RoundState depends on a token that a draft model has yet to draw.
+    lawful_under = EVERY_RULE
+
+    def __init__(
+        self,
+        survival: SurvivalEstimator,
+        shrinkage: Shrinkage | Mapping[int, Shrinkage] | None = None,
+    ) -> None:
+        self.survival = survival
+        if shrinkage is None:
+            shrinkage = Shrinkage()
+        self.shrinkage = {1: shrinkage} if isinstance(shrinkage, Shrinkage) else dict(shrinkage)
+        """By number of running sequences."""
+        if not self.shrinkage or min(self.shrinkage) < 1:
+            raise ValueError(
+                "shrinkage by load needs at least one number of sequences, all 1 or more, got "
+                f"{sorted(self.shrinkage)}."
+            )
+        self._by_load: dict[int, Shrinkage] = {}
+
+    def reset(self) -> None:
+        """Let the estimator forget."""
+        self.survival.reset()
+
+    def shrinkage_at(self, num_running: int) -> Shrinkage:
+        """Return what holds for `num_running` sequences."""
+        if num_running not in self._by_load:
+            loads = sorted(self.shrinkage)
+            logs = [math.log(load) for load in loads]
+            at = math.log(num_running)
+            self._by_load[num_running] = Shrinkage(
+                pull=float(np.interp(at, logs, [self.shrinkage[n].pull for n in loads])),
+                exponent=float(np.interp(at, logs, [self.shrinkage[n].exponent for n in loads])),
+                price=float(np.interp(at, logs, [self.shrinkage[n].price for n in loads])),
+            )
+        return self._by_load[num_running]
+
+    def choose(self, state: RoundState) -> Ints:
+        """Return the best candidate's depths, int64 [R]."""
+        num_running = state.num_running
+        if not num_running:
+            return np.zeros(0, np.int64)
+        shrinkage = self.shrinkage_at(num_running)
+        ranked = rank_tokens(shrink(self.survival.survival(state), state.max_depths, shrinkage))
+        tokens = expected_tokens(ranked, num_running)
+        seconds = verify_seconds(state, len(tokens) - 1)
+        seconds = seconds[0] + shrinkage.price * (seconds - seconds[0])
+        if state.drafter != "draft-model" or state.cost.drafter_is_free:
+            return ranked.depths(int((tokens / seconds).argmax()), num_running)
+        return _best_capped(state, ranked, seconds, shrinkage.price)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Let the estimator learn."""
+        self.survival.observe(outcome)
+
+    def __repr__(self) -> str:
+        values = {load: self.shrinkage[load] for load in sorted(self.shrinkage)}
+        return f"CappedGreedyDepth({self.survival!r}, {values})"
+
+
+def shrink(survival: Floats, max_depths: Ints, shrinkage: Shrinkage) -> Floats:
+    """Return `survival` [R, K] raised to the exponent and pulled towards the mean of the batch.
+
+    The mean at a position is over the sequences that may draft so deep. Rows stay non-increasing.
+    """
+    if shrinkage.exponent != 1:
+        survival = survival**shrinkage.exponent
+    if not shrinkage.pull:
+        return survival
+    possible = np.arange(survival.shape[1]) < max_depths[:, None]
+    mean = survival.sum(axis=0) / np.maximum(possible.sum(axis=0), 1)
+    pulled = np.where(possible, survival + shrinkage.pull * (mean - survival), 0.0)
+    # Fewer sequences are behind the mean at deeper positions, so it may rise from one to the next.
+    return np.minimum.accumulate(pulled, axis=1)
+
+
+def _best_capped(state: RoundState, ranked: RankedTokens, verify_s: Floats, price: float) -> Ints:
+    """Search all caps with draft passes charged.
+
+    Args:
+        state: of a round with a draft model.
+        ranked: N tokens.
+        verify_s: [N + 1] weighed price of the round by drafted tokens, without draft passes.
+        price: weight of the draft time.
+    """
+    num_running, num_tokens = state.num_running, len(ranked.rows)
+    if not num_tokens:
+        return np.zeros(num_running, np.int64)
+    caps = np.arange(1, int(ranked.columns.max()) + 2)
+    allowed = ranked.columns < caps[:, None]  # [caps, N]
+    counts = np.cumsum(allowed, axis=1, dtype=np.int64)
+    # Draft pass j holds the sequences with more than j tokens. The token that makes a sequence so
+    # deep adds it to that pass, and which number it has there is the same under every cap.
+    at = np.arange(num_tokens)
+    shallower = np.where(ranked.columns > 0, counts[ranked.columns - 1, at], 0)
+    in_pass = counts[ranked.columns, at] - shallower
+    pass_s = state.cost.draft_pass_s(np.arange(num_running + 1))
+    added_s = np.diff(pass_s)[in_pass - 1]
+    # Catching up serves the rest of the text, so a round pays one token's share of it.
+    share_s = state.cost.draft_token_s * np.maximum(state.draft_lag, 0)
+    share_s = share_s / np.maximum(state.num_remaining, 1)
+    added_s = added_s + np.where(ranked.columns == 0, share_s[ranked.rows], 0.0)
+    tokens = num_running + np.cumsum(allowed * ranked.survival, axis=1)
+    seconds = verify_s[counts] + price * np.cumsum(allowed * added_s, axis=1)
+    scores = tokens / seconds
+    best = int(scores.argmax())
+    if scores.flat[best] <= num_running / verify_s[0]:
+        return np.zeros(num_running, np.int64)
+    cap, last = divmod(best, num_tokens)
+    admitted = ranked.rows[: last + 1][allowed[cap, : last + 1]]
+    return np.bincount(admitted, minlength=num_running)

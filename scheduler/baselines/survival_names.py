@@ -1,0 +1,73 @@
+"""`make_survival`: from a name on a command line to a survival estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from specdepth.scheduler.confidence_survival import ConfidenceSurvival
+from specdepth.scheduler.survival import SurvivalEstimator
+from specdepth.scheduler.survival_estimators import (
+    EmaSurvival,
+    MatchLengthSurvival,
+    PositionSurvival,
+)
+
+SIMPLE: dict[str, Callable[[], SurvivalEstimator]] = {
+    "match": MatchLengthSurvival,
+    "positions": PositionSurvival,
+    "ema": EmaSurvival,
+    "confidence": ConfidenceSurvival,
+}
+"""Estimators that learn while they run."""
+
+
+def shipped_survival_models() -> list[str]:
+    """Names of the fitted models in the package."""
+    folder = files("specdepth.checkpoints") / "survival"
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
+
+
+def make_survival(
+    name: str,
+    *,
+    model_pair: str | None = None,
+    drafter: str | None = None,
+    max_num_speculative_tokens: int | None = None,
+) -> SurvivalEstimator:
+    """Return the estimator that `name` means: one of `SIMPLE`, a shipped model, or a model's folder.
+
+    Args:
+        name: of the estimator.
+        model_pair: refuse a model that was fitted for another pair.
+        drafter: refuse a model that was fitted for another drafter.
+        max_num_speculative_tokens: K; refuse a model for another K.
+
+    Raises:
+        ValueError: an unknown name, or a model that does not fit.
+    """
+    if name in SIMPLE:
+        return SIMPLE[name]()
+    from specdepth.scheduler.survival_model import SurvivalModel  # the others need no safetensors
+
+    def load(path: Path) -> SurvivalModel:
+        return SurvivalModel.load(
+            path,
+            model_pair=model_pair,
+            drafter=drafter,
+            max_num_speculative_tokens=max_num_speculative_tokens,
+        )
+
+    shipped = shipped_survival_models()
+    if name in shipped:
+        with as_file(files("specdepth.checkpoints") / "survival" / name) as path:
+            return load(path)
+    if name and Path(name).is_dir():
+        return load(Path(name))
+    known = ", ".join([*SIMPLE, *shipped])
+    raise ValueError(
+        f'unknown survival estimator "{name}"; there are {known}, and folders of fitted models.'
+    )
