@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 Rule = Literal["rejection", "coupled", "greedy"]
@@ -51,6 +52,10 @@ NameList = Annotated[
 """Names of schedulers in one word."""
 
 
+CostName = Annotated[str, arg(aliases=["--cost-from"])]
+"""What `load_cost` takes."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommonOptions:
     """Options of every command."""
@@ -89,8 +94,9 @@ class ModelOptions(CommonOptions):
     verification: Rule = "rejection"
     """Rule for sampled text: "rejection" accepts most, "coupled" gives the same text under every
     policy."""
-    cost: Path | None = None
-    """Pass times that "specdepth profile" wrote, for schedulers that use them."""
+    cost: CostName | None = None
+    """Pass times: a cost.json of "specdepth profile", a shipped one by name ("cpu-smollm2-bf16"), or step
+    times of another engine (CSV)."""
 
 
 FIXED_DEPTHS = (1, 2, 4, 8)

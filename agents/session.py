@@ -48,9 +48,9 @@ def load_decoder(options: ModelOptions, console: Console) -> SpeculativeDecoder:
     """
     from specdepth.decoder.default_model import default_model_path
     from specdepth.decoder.speculative_decoder import SpeculativeDecoder
-    from specdepth.scheduler.cost import CostModel
+    from specdepth.scheduler.cost_files import load_cost
 
-    cost = None if options.cost is None else CostModel.load(options.cost)
+    cost = None if options.cost is None else load_cost(options.cost)
     set_up_torch(options.threads, options.seed)
     if options.target == DEFAULT:
         default_model_path(progress=console.say)
