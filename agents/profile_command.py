@@ -10,6 +10,7 @@ from .console import Console, Interrupted
 from .options import PromptOptions
 
 if TYPE_CHECKING:
+    from specdepth.decoder.cost_error import CostError
     from specdepth.decoder.speculative_decoder import SpeculativeDecoder
     from specdepth.scheduler.cost import CostModel
 
@@ -19,6 +20,7 @@ COST_FILE = "cost.json"
 OVERHEAD_ROUNDS = 16
 DECODE_SHARE = 0.4
 """Share of the time that goes into decoding, for FLOPs and bytes a token as they really are."""
+CHECK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,15 +29,18 @@ class Options(PromptOptions):
 
     Prints pass times by size with the knee (where time doubles), achieved arithmetic and bandwidth, and
     the work a token takes with and without speculation, measured on a few prompts. Writes cost.json,
-    which other commands take as --cost, knee.svg and report.html.
+    which other commands take as --cost, knee.svg and report.html. With --check it also says how far its
+    predictions are off live rounds of mixed depths, loads and contexts.
 
-    specdepth profile --minutes 2 --out runs/profile
+    specdepth profile --minutes 2 --check --out runs/profile
     """
 
     minutes: float = 1.5
     """Time to spend; a slow model gets a shorter grid."""
     depth: int = 4
     """Fixed depth that is compared with none."""
+    check: bool = False
+    """Compare predicted with measured round times on held-out prompts; takes another minute."""
 
 
 def run(options: Options, console: Console) -> None:
@@ -48,6 +53,7 @@ def run(options: Options, console: Console) -> None:
     from specdepth.decoder.config import SamplingParams
 
     from . import plots
+    from .cost_check import check_cost, describe_error, error_grid, error_values
     from .evaluate import evaluate
     from .report import write_report
     from .results import Results, command_line, write_atomically
@@ -69,12 +75,15 @@ def run(options: Options, console: Console) -> None:
     check_names(names, options.max_num_speculative_tokens)
     folder = new_folder(options, "profile")
     prompts = find_prompts(options, "train")
+    held_out = find_prompts(options, "held-out") if options.check else ()
     decoder = load_decoder(options, console)
     policies = make_policies(decoder, names)
     sampling = SamplingParams(max_new_tokens=options.max_new_tokens, seed=options.seed)
     requests = (
         make_prompt_requests(decoder, prompts, sampling) if decoder.tokenizer is not None else []
     )
+    # Found before anything is measured, so that what cannot be checked fails at once.
+    checked = make_prompt_requests(decoder, held_out, sampling) if options.check else []
     with console.progress("Measuring passes") as update:
         cost = measure_cost(
             decoder, 60 * options.minutes * (1 - DECODE_SHARE), options.seed, update
@@ -86,19 +95,29 @@ def run(options: Options, console: Console) -> None:
         with console.progress("Decoding with and without speculation") as progress:
             minutes = options.minutes * DECODE_SHARE
             found = evaluate(decoder, policies, requests, [1], minutes=minutes, progress=progress)
+    error: CostError | None = None
+    if checked and not (found is not None and found.interrupted):
+        token_lists = [request.prompt_token_ids for request in checked]
+        with console.progress("Comparing predicted with live rounds") as update:
+            error = check_cost(decoder, cost, token_lists, CHECK_SECONDS, options.seed, update)
     rows = found.rows() if found is not None else []
     results = Results.collect(command_line(), config_of(options), rows, device=cost.device)
     results.save(folder / "results.json")
-    notes = [] if found is None else found.notes
+    notes = [] if found is None else list(found.notes)
+    notes += [] if error is None else [describe_error(error)]
     report = write_report(folder, results, cost, title="What a pass costs", notes=notes)
     show_cost(console, cost)
     show_arithmetic(console, results, cost, names[1:])
+    if error is not None:
+        console.table(error_grid(error))
+        console.show(describe_error(error))
     console.say(f"Wrote {report} and {folder / COST_FILE}.")
     console.finish(
         {
             "cost": cost.to_dict(),
             "knee_tokens": cost.knee_tokens(),
             "free_tokens": cost.free_tokens(),
+            "check": None if error is None else error_values(error),
             "results": results.as_mapping(),
             "folder": str(folder),
         }

@@ -1,4 +1,4 @@
-"""What a pass costs on a machine: `CostModel`, numbers measured by the profiler, kept in JSON."""
+"""What a pass costs on a machine: `CostModel`, measured, imported or modelled, kept in JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .cost_checks import MAX_PASS_TOKENS, MAX_SECONDS, grid_of, number, times_of
+from .cost_checks import MAX_PASS_TOKENS, MAX_SECONDS, grid_of, number, steps_of, times_of
 from .curve import Curve
 from .files import read_bounded, write_atomic
 
@@ -24,6 +24,7 @@ FORMAT = "specdepth-cost-model"
 FORMAT_VERSION = 1
 
 _MAX_FILE_BYTES = 1 << 20
+_LISTS = ("tokens", "verify_s", "prefill_s", "draft_sequences", "draft_s", "cuda_graph_sizes")
 
 Scalar = int | float | np.integer[Any] | np.floating[Any]
 
@@ -44,7 +45,7 @@ class CostModel:
     device: str = "cpu"
     dtype: str = "float32"
     measured: bool = False
-    """False: made up, for tests and docs. Reports say so."""
+    """False: modelled or made up. Reports say so."""
 
     tokens: tuple[int, ...]
     """Pass sizes in tokens, ascending, from 1 on."""
@@ -62,6 +63,9 @@ class CostModel:
     """For each token that the draft model has to catch up on."""
     overhead_s: float = 0.0
     """Fixed cost of a round outside the passes: scheduling and bookkeeping."""
+    cuda_graph_sizes: tuple[int, ...] = ()
+    """Sizes of captured passes, ascending. A pass, target or draft, is padded to the next of them and
+    costs what that one costs; larger passes are not padded. Empty: no padding."""
 
     weight_bytes: int | None = None
     """Bytes of target weights that a pass streams."""
@@ -94,9 +98,11 @@ class CostModel:
         for name in ("weight_bytes", "kv_bytes_per_token", "flops_per_token"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), 1e30)
-        put(self, "_verify", Curve(self.tokens, self.verify_s))
-        put(self, "_prefill", Curve(self.tokens, self.prefill_s))
-        draft = Curve(self.draft_sequences, self.draft_s) if self.draft_s else None
+        steps = steps_of("cuda_graph_sizes", self.cuda_graph_sizes)
+        put(self, "cuda_graph_sizes", steps)
+        put(self, "_verify", Curve(self.tokens, self.verify_s, steps))
+        put(self, "_prefill", Curve(self.tokens, self.prefill_s, steps))
+        draft = Curve(self.draft_sequences, self.draft_s, steps) if self.draft_s else None
         put(self, "_draft", draft)
 
     @classmethod
@@ -139,6 +145,18 @@ class CostModel:
             draft_token_s=draft_token_s,
             overhead_s=overhead_s,
         )
+
+    @classmethod
+    def from_step_times(cls, path: str | os.PathLike[str]) -> CostModel:
+        """Fit a model to the step times of another engine, a CSV file; see `step_times`.
+
+        Raises:
+            ValueError: a file that cannot be read or fitted; the sentence names line and column.
+        """
+        from .step_times import fit_step_times, read_step_times
+
+        path = Path(path)
+        return fit_step_times(read_step_times(path), name=path.stem)
 
     @property
     def drafter_is_free(self) -> bool:
@@ -276,6 +294,17 @@ class CostModel:
         limit = (1 + tolerance) * self._verify.at(1)
         return self._verify.first_at_least(math.nextafter(limit, math.inf), MAX_PASS_TOKENS) - 2
 
+    def extrapolation(self, num_pass_tokens: int) -> str | None:
+        """A sentence where a pass is larger than any that the prices rest on, else None."""
+        last = self.tokens[-1]
+        if num_pass_tokens <= last:
+            return None
+        ground = "measured" if self.measured else "modelled"
+        return (
+            f"The cost model {self.name} was {ground} up to {last} packed tokens; passes of up to "
+            f"{num_pass_tokens} are extrapolated, {num_pass_tokens / last:.1f} times as far."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values, with format name and version."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
@@ -306,7 +335,7 @@ class CostModel:
         for key, kind in (("name", str), ("device", str), ("dtype", str), ("measured", bool)):
             if key in values and not isinstance(values[key], kind):
                 raise ValueError(f"cost model: {key} must be a {kind.__name__}.")
-        for key in ("tokens", "verify_s", "prefill_s", "draft_sequences", "draft_s"):
+        for key in _LISTS:
             if key in values and not isinstance(values[key], list | tuple):
                 raise ValueError(f"cost model: {key} must be a list.")
         return cls(**{key: value for key, value in values.items() if key in known})

@@ -37,6 +37,20 @@ def grid_of(name: str, values: Any) -> tuple[int, ...]:
     return grid
 
 
+def steps_of(name: str, values: Any) -> tuple[int, ...]:
+    """Return sizes of captured passes as a tuple, or refuse them; none is fine."""
+    if len(values) == 0:
+        return ()
+    numbers = [number(name, value, MAX_PASS_TOKENS) for value in values]
+    steps = tuple(int(value) for value in numbers)
+    ascending = all(a < b for a, b in pairwise((0, *steps)))
+    if len(steps) > _MAX_POINTS or not ascending or list(steps) != numbers:
+        raise ValueError(
+            f"cost model: {name} must be at most {_MAX_POINTS} whole numbers above 0, ascending."
+        )
+    return steps
+
+
 def times_of(name: str, values: Any, grid_name: str, grid: tuple[int, ...]) -> tuple[float, ...]:
     """Return seconds for each size of `grid`, or refuse them."""
     if len(values) != len(grid):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,20 @@ class Curve:
     Size 0 (nothing runs) costs 0 s. Sizes below the first point cost as much as the first point.
     Beyond the last point the curve goes on with the slope of its last piece; where that piece is
     flat or falls (the end of a staircase), with the mean slope of the whole curve, and never down.
+
+    Args:
+        sizes: of the points, ascending.
+        seconds: at each of them.
+        steps: ascending; a size up to the last of these costs as much as the next one of them.
     """
 
-    __slots__ = ("_sizes", "_slopes", "_x", "_y", "seconds")
+    __slots__ = ("_sizes", "_slopes", "_steps", "_top", "_x", "_y", "seconds")
 
-    def __init__(self, sizes: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], seconds: tuple[float, ...], steps: tuple[int, ...] = ()
+    ) -> None:
+        self._steps = steps
+        self._top = steps[-1] if steps else 0
         self._x = np.asarray(sizes, np.float64)
         self._y = np.asarray(seconds, np.float64)
         self._sizes = sizes
@@ -34,21 +43,32 @@ class Curve:
         """Seconds at one `size`; about a microsecond."""
         if size <= 0:
             return 0.0
+        if size <= self._top:
+            size = self._steps[bisect_left(self._steps, size)]
         index = bisect_right(self._sizes, size)
         anchor = index - 1 if index else 0
         return self.seconds[anchor] + self._slopes[index] * (size - self._sizes[anchor])
 
     def at_each(self, sizes: NDArray[Any]) -> NDArray[np.float64]:
         """Seconds at each of `sizes`, any shape."""
-        beyond = np.maximum(sizes - self._x[-1], 0.0) * self._slopes[-1]
-        seconds = np.interp(sizes, self._x, self._y) + beyond
-        return np.where(np.asarray(sizes) > 0, seconds, 0.0)
+        run = sizes
+        if self._steps:
+            steps = np.asarray(self._steps)
+            next_step = steps[np.minimum(np.searchsorted(steps, sizes), len(steps) - 1)]
+            run = np.where(sizes <= self._top, next_step, sizes)
+        beyond = np.maximum(run - self._x[-1], 0.0) * self._slopes[-1]
+        seconds = np.interp(run, self._x, self._y) + beyond
+        return np.where(sizes > 0, seconds, 0.0)
 
     def first_at_least(self, seconds: float, limit: int) -> int:
         """Smallest whole size that costs at least `seconds`; `limit` if none below it does."""
         if self.at(1) >= seconds:
             return 1
-        for low, high in zip((1, *self._sizes), (*self._sizes, limit), strict=True):
+        for below, step in zip((0, *self._steps), self._steps, strict=False):
+            if self.at(step) >= seconds:
+                return below + 1
+        sizes = tuple(size for size in self._sizes if size > self._top)
+        for low, high in zip((self._top or 1, *sizes), (*sizes, limit), strict=True):
             if high <= low or self.at(high) < seconds:
                 continue
             while high - low > 1:  # one linear piece: at(low) < seconds <= at(high)

@@ -146,6 +146,24 @@ def test_repeats_of_a_size_are_interleaved() -> None:
     assert repeats < 0.1 * len(timer.passes)
 
 
+def test_verification_passes_are_ragged_in_depth_and_context() -> None:
+    timer = LawTimer(drafter="prompt-lookup")
+    run(timer)
+    ragged = [p for p in timer.passes if sum(p[1]) == 48 and len(p[1]) > 1]
+    assert ragged
+    for _, queries, contexts in ragged:
+        assert len(set(queries)) > 2
+        assert len(set(contexts)) > 2
+        assert max(queries) <= 1 + timer.max_num_speculative_tokens
+
+
+def test_large_prefill_passes_hold_several_prompts() -> None:
+    timer = LawTimer(drafter="prompt-lookup")
+    run(timer, tokens=(1, 192, 512), time_budget_s=1e6)
+    assert ("target", (256, 256), (256, 256)) in timer.passes
+    assert ("target", (192,), (192,)) in timer.passes
+
+
 def test_without_a_draft_model_drafting_is_free() -> None:
     timer = LawTimer(drafter="prompt-lookup")
     cost = run(timer)

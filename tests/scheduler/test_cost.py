@@ -188,6 +188,62 @@ def test_a_linear_machine_is_linear() -> None:
     assert not cost.measured
 
 
+# CUDA graphs
+
+GRAPHED = make_cost(context_s=0.0, cuda_graph_sizes=(1, 2, 4, 8, 16, 24, 32))
+
+
+def test_a_pass_is_padded_to_the_next_captured_size() -> None:
+    assert GRAPHED.pass_s(9) == GRAPHED.pass_s(16) == 0.106
+    assert GRAPHED.pass_s(17) == pytest.approx((0.106 + 0.159) / 2)
+
+
+def test_a_pass_larger_than_any_graph_is_not_padded() -> None:
+    assert GRAPHED.pass_s(33) == make_cost(context_s=0.0).pass_s(33)
+
+
+def test_prefill_and_draft_passes_are_padded_too() -> None:
+    assert GRAPHED.pass_s(9, 9) == pytest.approx(0.8 * 0.106)
+    assert GRAPHED.draft_pass_s(5) == GRAPHED.draft_pass_s(8)
+
+
+def test_rounds_are_padded_as_passes_are() -> None:
+    depths = np.array([[2, 3], [3, 3], [8, 8]])
+    expected = [GRAPHED.pass_s(n) + 0.001 for n in (8, 8, 24)]
+    assert GRAPHED.round_s(depths, drafter="prompt-lookup") == pytest.approx(expected)
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000))
+def test_padded_numbers_and_arrays_cost_the_same(tokens: int, prefill: int) -> None:
+    each = GRAPHED.pass_s(np.array([tokens]), np.array([prefill]))
+    assert each[0] == pytest.approx(GRAPHED.pass_s(tokens, prefill))
+
+
+def test_the_knee_of_a_staircase_is_the_first_size_of_a_step() -> None:
+    assert GRAPHED.knee_tokens() == 9
+    assert GRAPHED.free_tokens(0.2) == 1
+
+
+def test_the_last_token_of_a_step_is_dear_and_the_others_are_free() -> None:
+    assert GRAPHED.marginal_s(10) == 0.0
+    assert GRAPHED.marginal_s(16) > 0
+
+
+# Beyond the grid
+
+
+def test_a_pass_within_the_grid_is_not_extrapolated() -> None:
+    assert COST.extrapolation(256) is None
+
+
+def test_extrapolation_says_how_far() -> None:
+    sentence = COST.extrapolation(640)
+    assert sentence is not None
+    assert "measured up to 256 packed tokens" in sentence
+    assert "up to 640 are extrapolated, 2.5 times as far" in sentence
+    assert "was modelled up to" in str(CostModel.linear(max_tokens=64).extrapolation(65))
+
+
 # Checks
 
 
@@ -210,6 +266,9 @@ def test_a_linear_machine_is_linear() -> None:
         ({"overhead_s": float("inf")}, "overhead_s"),
         ({"draft_token_s": True}, "draft_token_s"),
         ({"weight_bytes": -5}, "weight_bytes"),
+        ({"cuda_graph_sizes": (4, 2)}, "cuda_graph_sizes must be .* ascending"),
+        ({"cuda_graph_sizes": (0, 2)}, "cuda_graph_sizes must be .* above 0"),
+        ({"cuda_graph_sizes": (1.5,)}, "cuda_graph_sizes must be .* whole"),
     ],
 )
 def test_impossible_numbers_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -224,6 +283,17 @@ def test_a_saved_model_loads_as_the_same(tmp_path: Path) -> None:
     COST.save(tmp_path / "cost.json")
     assert CostModel.load(tmp_path / "cost.json") == COST
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
+def test_captured_sizes_are_kept(tmp_path: Path) -> None:
+    GRAPHED.save(tmp_path / "cost.json")
+    assert CostModel.load(tmp_path / "cost.json") == GRAPHED
+
+
+def test_files_from_before_captured_sizes_can_be_read() -> None:
+    values = COST.to_dict()
+    del values["cuda_graph_sizes"]
+    assert CostModel.from_dict(values) == COST
 
 
 def test_lists_and_arrays_are_taken_as_grids() -> None:
@@ -264,6 +334,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"measured": "yes"}, "measured must be a bool"),
         ({"name": 5}, "name must be a str"),
         ({"tokens": "1,2"}, "tokens must be a list"),
+        ({"cuda_graph_sizes": 8}, "cuda_graph_sizes must be a list"),
         ({"verify_s": [[1.0]] * 9}, "verify_s must be a number"),
     ],
 )

@@ -58,3 +58,34 @@ def test_first_at_least_is_the_first(seconds: list[float], wanted: float) -> Non
     found = curve.first_at_least(wanted, 400)
     brute = next((size for size in range(1, 400) if curve.at(size) >= wanted), 400)
     assert found == brute
+
+
+GRAPHS = Curve((1, 8, 64), (1.0, 1.7, 7.3), (2, 8, 16))
+
+
+def test_a_size_up_to_the_last_step_costs_what_the_next_step_does() -> None:
+    assert GRAPHS.at(1) == GRAPHS.at(2) == pytest.approx(1.1)
+    assert GRAPHS.at(3) == GRAPHS.at(8) == 1.7
+    assert GRAPHS.at(9) == GRAPHS.at(16) == pytest.approx(2.5)
+
+
+def test_sizes_above_the_last_step_are_not_padded() -> None:
+    assert GRAPHS.at(17) == pytest.approx(2.6)
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=20))
+def test_arrays_are_padded_as_numbers_are(sizes: list[int]) -> None:
+    assert GRAPHS.at_each(np.array(sizes)).tolist() == pytest.approx([GRAPHS.at(n) for n in sizes])
+
+
+@given(
+    st.lists(st.floats(0.1, 10.0), min_size=2, max_size=6),
+    st.lists(st.integers(1, 30), min_size=1, max_size=6, unique=True),
+    st.floats(0.05, 60.0),
+)
+def test_first_at_least_is_the_first_on_a_staircase(
+    seconds: list[float], steps: list[int], wanted: float
+) -> None:
+    curve = Curve(tuple(range(1, 4 * len(seconds), 4)), tuple(seconds), tuple(sorted(steps)))
+    brute = next((size for size in range(1, 400) if curve.at(size) >= wanted), 400)
+    assert curve.first_at_least(wanted, 400) == brute

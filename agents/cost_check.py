@@ -1,0 +1,93 @@
+"""Predicted against live round times: `check_cost`, and how its result is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specdepth.decoder.clock import ThreadClock, WallClock
+from specdepth.decoder.cost_error import MEDIAN_BAR, P95_BAR, CostError, measure_cost_error
+from specdepth.decoder.speculative_decoder import SpeculativeDecoder
+from specdepth.scheduler.cost import CostModel
+
+from .evaluate import has_thread_time, timed_by
+from .tables import Grid
+
+
+def check_cost(
+    decoder: SpeculativeDecoder,
+    cost: CostModel,
+    prompts: Sequence[Sequence[int]],
+    seconds: float,
+    seed: int = 0,
+    progress: Callable[[float, str], None] | None = None,
+) -> CostError:
+    """Compare predicted with live rounds on the clock that `measure_cost` reads.
+
+    Args:
+        decoder: idle.
+        cost: what predicts.
+        prompts: token lists that nothing was tuned on.
+        seconds: wall time to spend.
+        seed: of prompts and depths.
+        progress: called with the share that is done.
+    """
+    with timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock()):
+        return measure_cost_error(
+            decoder.engine,
+            cost,
+            prompts,
+            seconds=seconds,
+            seed=seed,
+            progress=None if progress is None else lambda share: progress(share, ""),
+        )
+
+
+def error_values(error: CostError) -> dict[str, float | int | bool]:
+    """The figures of a check, for JSON."""
+    return {
+        "median": round(error.median, 5),
+        "p95": round(error.p95, 5),
+        "bias": round(error.bias, 5),
+        "n": len(error),
+        "is_within_bars": error.is_within_bars,
+    }
+
+
+def describe_error(error: CostError) -> str:
+    """A sentence on a check."""
+    verdict = "within" if error.is_within_bars else "NOT within"
+    return (
+        f"Held-out error of predicted round times over {len(error)} live rounds: median "
+        f"{100 * error.median:.1f} %, p95 {100 * error.p95:.1f} % (bias {100 * error.bias:+.1f} %); "
+        f"{verdict} the bars of {100 * MEDIAN_BAR:g} and {100 * P95_BAR:g} %, which hold for a quiet "
+        "machine."
+    )
+
+
+def error_grid(error: CostError) -> Grid:
+    """Errors by the number of decoding sequences, and of rounds with and without prompts in them."""
+    groups = {"all rounds": error, "without prefill": error.where(error.num_prefill_tokens == 0)}
+    groups["with prefill"] = error.where(error.num_prefill_tokens > 0)
+    low = 1
+    while low <= error.num_running.max():
+        high = 2 * low - 1
+        name = f"{low} sequence" if low == 1 else f"{low}-{high} sequences"
+        inside = (error.num_running >= low) & (error.num_running <= high)
+        groups[name] = error.where(inside)
+        low *= 2
+    rows = tuple(
+        (
+            name,
+            str(len(one)),
+            f"{1e3 * float(np.median(one.measured_s)):.1f}",
+            f"{100 * one.median:.1f}",
+            f"{100 * one.p95:.1f}",
+            f"{100 * one.bias:+.1f}",
+        )
+        for name, one in groups.items()
+        if len(one)
+    )
+    header = ("", "rounds", "median ms", "median error (%)", "p95 (%)", "bias (%)")
+    return Grid(title="Predicted against live rounds", header=header, rows=rows)

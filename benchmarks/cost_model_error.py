@@ -1,0 +1,54 @@
+"""How far off are predicted round times? A fresh profile against live rounds of mixed shapes.
+
+The profile times made-up passes; then the engine serves held-out prompts, some of them joined to long
+ones, at loads of 1 to 32 sequences with depths at random, prompts joining while others decode. Each round
+is predicted from its counts alone. All times are CPU time of the one thread, the round's own bookkeeping
+included.
+
+Keys: `median` and `p95` of |predicted / measured - 1| over all rounds; `bias`, the median of
+predicted / measured - 1; the same for rounds without prompts in them as `decode_median`, `decode_p95`
+and `decode_bias`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _measure import Printer, parse, result_line
+from _workload import load_decoder, mixed_prompts
+
+NUM_SEQS = 32
+NUM_PROMPTS = 64
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Profile, check, print, and end with the JSON line."""
+    arguments = parse(__doc__, argv)
+    from specdepth.agents.cost_check import check_cost, describe_error, error_grid, error_values
+    from specdepth.agents.profile_command import measure_cost
+
+    printer = Printer(arguments.json_only)
+    profile_s, check_s = (8.0, 4.0) if arguments.quick else (60.0, 90.0)
+    decoder = load_decoder(arguments.target, max_num_seqs=NUM_SEQS)
+    prompts = mixed_prompts(decoder, NUM_PROMPTS, arguments.seed)
+    cost = measure_cost(decoder, profile_s, arguments.seed)
+    error = check_cost(decoder, cost, prompts, check_s, arguments.seed)
+    decode = error.where(error.num_prefill_tokens == 0)
+    grid = error_grid(error)
+    printer.table(grid.header, grid.rows)
+    printer.line(describe_error(error))
+    values = error_values(error)
+    num_rounds = int(values.pop("n"))
+    values |= {
+        "decode_median": round(decode.median, 5),
+        "decode_p95": round(decode.p95, 5),
+        "decode_bias": round(decode.bias, 5),
+        "context_us": round(1e6 * cost.context_s, 4),
+        "one_token_ms": round(1e3 * cost.pass_s(1), 3),
+        "overhead_ms": round(1e3 * cost.overhead_s, 3),
+    }
+    printer.result(result_line("cost_model_error", arguments, num_rounds, values))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""How far a cost model is off: predicted against measured time of live rounds of mixed shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdepth.scheduler.baselines import RandomDepth
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.state import Bools, Floats, Ints, RoundOutcome
+
+from .config import SamplingParams
+from .engine import Engine
+
+LOADS = (1, 2, 4, 8, 16, 32)
+MEDIAN_BAR, P95_BAR = 0.05, 0.15
+"""Errors that a cost model should stay below on a quiet machine."""
+BLOCK_ROUNDS = 16
+"""Counted rounds at one load before the next one's turn, so that a drift of the machine meets all loads."""
+FILL_ROUNDS = 200
+"""Most rounds that are waited for until the sequences of a block all decode."""
+NEW_TOKENS = 48
+LONG_SHARE = 0.25
+"""Of the requests: these get several prompts one after the other, for longer contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostError:
+    """Rounds that were predicted and measured. Arrays [n]."""
+
+    predicted_s: Floats
+    measured_s: Floats
+    num_running: Ints
+    """Decoding sequences."""
+    num_prefill_tokens: Ints
+
+    def __len__(self) -> int:
+        return len(self.measured_s)
+
+    @property
+    def errors(self) -> Floats:
+        """|predicted / measured - 1| of each round."""
+        return np.abs(self.predicted_s / self.measured_s - 1)
+
+    @property
+    def median(self) -> float:
+        """Of `errors`."""
+        return float(np.median(self.errors))
+
+    @property
+    def p95(self) -> float:
+        """95th percentile of `errors`."""
+        return float(np.quantile(self.errors, 0.95))
+
+    @property
+    def bias(self) -> float:
+        """Median of predicted / measured - 1; below 0 the model is too cheap."""
+        return float(np.median(self.predicted_s / self.measured_s - 1))
+
+    @property
+    def is_within_bars(self) -> bool:
+        """Whether both figures are within the bars."""
+        return self.median <= MEDIAN_BAR and self.p95 <= P95_BAR
+
+    def where(self, chosen: Bools) -> CostError:
+        """The rounds that the mask `chosen` [n] picks."""
+        return CostError(
+            self.predicted_s[chosen],
+            self.measured_s[chosen],
+            self.num_running[chosen],
+            self.num_prefill_tokens[chosen],
+        )
+
+
+def predicted_round_s(outcome: RoundOutcome, cost: CostModel) -> float:
+    """Seconds of a whole round by the cost model."""
+    pass_s = cost.pass_s(
+        outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
+    )
+    draft_s = cost.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
+    return pass_s + draft_s + cost.overhead_s
+
+
+def measure_cost_error(
+    engine: Engine,
+    cost: CostModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    seconds: float,
+    loads: Sequence[int] = LOADS,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostError:
+    """Run live rounds of random depths at each load, prompts joining as others end, and compare.
+
+    Args:
+        engine: idle; it is left so, with its scheduler replaced.
+        cost: what predicts.
+        prompts: token lists that the profile did not see.
+        seconds: wall time; each load gets one block of rounds at least.
+        loads: concurrent requests; those beyond what the engine holds are left out.
+        seed: of prompts, depths and the order of loads.
+        progress: called with the share of the time that is over, 0..1.
+        clock: wall time in seconds, for the budget only.
+
+    Raises:
+        ValueError: no prompt.
+        RuntimeError: the engine is busy.
+    """
+    if not prompts:
+        raise ValueError("the check of a cost model needs prompts; give some.")
+    if engine.has_work:
+        raise RuntimeError("The engine has requests of its own; step them to their end first.")
+    rng = np.random.default_rng(seed)
+    chosen = [load for load in loads if load <= engine.config.max_num_seqs]
+    report = progress or (lambda share: None)
+    rows: list[tuple[float, float, int, int]] = []
+    start = clock()
+    engine.set_scheduler(RandomDepth(seed))
+    try:
+        while not rows or clock() - start < seconds:
+            # Upwards, so that the sequences of one load are part of the next.
+            for load in sorted(chosen):
+                rows += _block(engine, cost, prompts, load, rng)
+                report(min((clock() - start) / seconds, 1.0))
+            engine.abort_all()
+    finally:
+        engine.abort_all()
+        engine.take_finished()
+    columns = np.array(rows, np.float64).T
+    return CostError(
+        columns[0], columns[1], columns[2].astype(np.int64), columns[3].astype(np.int64)
+    )
+
+
+def _block(
+    engine: Engine,
+    cost: CostModel,
+    prompts: Sequence[Sequence[int]],
+    load: int,
+    rng: np.random.Generator,
+) -> list[tuple[float, float, int, int]]:
+    """Rounds at one load as (predicted, measured, sequences, prefill tokens), once all decode."""
+    rows: list[tuple[float, float, int, int]] = []
+    is_full = False
+    for number in range(FILL_ROUNDS + BLOCK_ROUNDS):
+        while engine.num_running + engine.num_waiting < load:
+            # Ends are spread out, so that prompts join rounds of others.
+            new = int(rng.integers(NEW_TOKENS // 4, NEW_TOKENS + 1))
+            sampling = SamplingParams(max_new_tokens=new, ignore_eos=True)
+            engine.add_request(_prompt(engine, prompts, new, rng), sampling)
+        outcome = engine.step()
+        assert outcome is not None
+        engine.take_finished()
+        if is_full:
+            predicted_s = predicted_round_s(outcome, cost)
+            row = (predicted_s, outcome.elapsed_s, len(outcome.slots), outcome.num_prefill_tokens)
+            rows.append(row)
+        if len(rows) == BLOCK_ROUNDS:
+            break
+        is_full = is_full or len(outcome.slots) == load or number >= FILL_ROUNDS
+    return rows
+
+
+def _prompt(
+    engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, rng: np.random.Generator
+) -> list[int]:
+    count = int(rng.integers(2, 5)) if rng.random() < LONG_SHARE else 1
+    joined = [t for index in rng.integers(0, len(prompts), count) for t in prompts[index]]
+    pool_tokens = engine.pool.num_blocks * engine.pool.block_size
+    room = min(engine.seqs.max_model_len, pool_tokens) - new_tokens
+    return joined[: max(room, 1)]

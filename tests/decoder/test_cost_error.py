@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdepth.decoder.clock import VirtualClock
+from specdepth.decoder.cost_error import BLOCK_ROUNDS, CostError, measure_cost_error
+from specdepth.decoder.engine import Engine
+from specdepth.scheduler.cost import CostModel
+from tests.decoder.tiny import build_decoder, tiny_llama
+
+COST = CostModel.linear(
+    base_s=0.01, token_s=0.001, knee=4, context_s=1e-5, overhead_s=0.002, draft_base_s=0.001
+)
+PROMPTS = [[1, 2, 3, 4] * 3, [5, 6, 7] * 9, [8, 9] * 20]
+
+
+def rounds(predicted: list[float], measured: list[float]) -> CostError:
+    each = np.arange(len(predicted))
+    return CostError(np.array(predicted), np.array(measured), each + 1, each % 2)
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    error = rounds([1.1, 0.9, 2.0], [1.0, 1.0, 1.0])
+    assert error.errors.tolist() == pytest.approx([0.1, 0.1, 1.0])
+    assert error.median == pytest.approx(0.1)
+    assert error.bias == pytest.approx(0.1)
+
+
+def test_both_figures_have_to_be_within_their_bars() -> None:
+    good = [1.0] * 99
+    assert rounds([*good, 3.0], [1.0] * 100).is_within_bars
+    assert not rounds([1.06] * 100, [1.0] * 100).is_within_bars
+    assert not rounds([1.0] * 90 + [1.3] * 10, [1.0] * 100).is_within_bars
+
+
+def test_rounds_can_be_picked() -> None:
+    error = rounds([1.0, 2.0, 3.0], [1.0, 1.0, 1.0])
+    assert error.where(error.num_prefill_tokens > 0).predicted_s.tolist() == [2.0]
+
+
+def check(engine: Engine, cost: CostModel, **changes: Any) -> CostError:
+    ticks = iter(range(10_000))
+    options: dict[str, Any] = {
+        "seconds": 1.5,
+        "loads": (1, 2, 4, 64),
+        "clock": lambda: float(next(ticks)),
+    }
+    return measure_cost_error(engine, cost, PROMPTS, **(options | changes))
+
+
+def make_engine() -> Engine:
+    """A tiny real model on a clock that COST moves."""
+    return build_decoder(tiny_llama(), clock=VirtualClock(COST)).engine
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return make_engine()
+
+
+def test_the_model_that_moves_the_clock_is_never_off(engine) -> None:
+    error = check(engine, COST)
+    assert error.errors.max() < 1e-6
+    assert error.is_within_bars
+
+
+def test_a_model_that_is_too_cheap_has_a_bias_below_zero(engine) -> None:
+    error = check(engine, replace(COST, verify_s=tuple(0.8 * s for s in COST.verify_s)))
+    assert -0.2 < error.bias < -0.05
+
+
+def test_rounds_are_of_mixed_loads_and_some_hold_prompts(engine) -> None:
+    error = check(engine, COST)
+    assert len(error) % (3 * BLOCK_ROUNDS) == 0  # a load of 64 does not fit
+    assert {1, 2, 4} <= set(error.num_running.tolist())
+    assert 0 < (error.num_prefill_tokens > 0).sum() < len(error)
+
+
+def test_the_engine_is_left_idle(engine) -> None:
+    check(engine, COST)
+    assert not engine.has_work
+    assert engine.take_finished() == []
+
+
+def test_the_same_seed_runs_the_same_rounds() -> None:
+    one, other = (check(make_engine(), COST, seed=3) for _ in range(2))
+    assert one.measured_s.tolist() == other.measured_s.tolist()
+
+
+def test_a_check_needs_prompts(engine) -> None:
+    with pytest.raises(ValueError, match="needs prompts"):
+        measure_cost_error(engine, COST, [], seconds=1.0)
