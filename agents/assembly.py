@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from stable_baselines3 import PPO
 from torch import nn
 
+from specdepth.decoder.engine import Engine
 from specdepth.decoder.prompts import load_prompt_file
+from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
-from specdepth.decoder.workload import Workload
+from specdepth.envs.recording_pool import RecordingPool
 from specdepth.envs.reward import ReferenceRate
 from specdepth.envs.workload_config import PromptLike, PromptPool
-from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.cost_files import load_cost
 
 from .rollout import SlotRolloutBuffer
 from .slot_policy import SlotFeatures, SlotPolicy
-from .slot_vec_env import SlotVecEnv
+from .slot_vec_env import SlotVecEnv, WorkloadSource
 from .train_config import PPOConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -29,10 +32,10 @@ def make_decoder(config: TrainConfig) -> SpeculativeDecoder:
     """Load the models that `config.decoder` names.
 
     Raises:
-        ValueError: see `SpeculativeDecoder.from_pretrained` and `CostModel.load`.
+        ValueError: see `SpeculativeDecoder.from_pretrained` and `load_cost`.
     """
     chosen = config.decoder
-    cost = None if chosen.cost is None else CostModel.load(chosen.cost)
+    cost = None if chosen.cost is None else load_cost(chosen.cost)
     if cost is None:
         logger.warning("no cost model given: prices are made up; run `specdepth profile` first.")
     return SpeculativeDecoder.from_pretrained(
@@ -56,13 +59,20 @@ def make_env(
     if prompts is None and config.prompts is not None:
         prompts = tuple(p for p in load_prompt_file(config.prompts) if p.split == "train")
     pool = PromptPool(decoder, prompts)
+    return _slots(config, [decoder.engine], partial(pool.workload, config.workload))
 
-    def draw(rng: np.random.Generator) -> Workload:
-        return pool.workload(config.workload, rng)
 
-    engine = decoder.engine
-    rates = ReferenceRate(engine.cost, engine.config.max_num_seqs, by_load=config.by_load)
-    return SlotVecEnv([engine], draw, rates, timing=config.reward.timing, seed=config.seed)
+def make_replay_env(config: TrainConfig, decoders: Sequence[ReplayDecoder]) -> SlotVecEnv:
+    """The slots of `decoders`, all over one trace, as agents on its training requests."""
+    pool = RecordingPool(decoders[0], looping=config.replay.looping)
+    engines = [decoder.engine for decoder in decoders]
+    return _slots(config, engines, partial(pool.workload, config.workload))
+
+
+def _slots(config: TrainConfig, engines: Sequence[Engine], draw: WorkloadSource) -> SlotVecEnv:
+    first = engines[0]
+    rates = ReferenceRate(first.cost, first.config.max_num_seqs, by_load=config.by_load)
+    return SlotVecEnv(engines, draw, rates, timing=config.reward.timing, seed=config.seed)
 
 
 def make_model(config: PPOConfig, env: SlotVecEnv, seed: int) -> PPO:

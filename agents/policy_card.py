@@ -16,6 +16,7 @@ from specdepth.scheduler.policy_file import WEIGHTS_FILE, PolicyCard, PolicyWeig
 from .results import collect_versions
 
 if TYPE_CHECKING:
+    from specdepth.decoder.replay import ReplayDecoder
     from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 
 CARD_FILE = "README.md"
@@ -23,14 +24,18 @@ CARD_FILE = "README.md"
 TAGS = ("reinforcement-learning", "stable-baselines3", "speculative-decoding")
 
 
-def make_card(decoder: SpeculativeDecoder, training: Mapping[str, Any]) -> PolicyCard:
+def make_card(
+    decoder: SpeculativeDecoder | ReplayDecoder,
+    training: Mapping[str, Any],
+    env_id: str = LIVE_DECODE,
+) -> PolicyCard:
     """What a policy trained on `decoder` is for, and how it came about (plain JSON values)."""
     return PolicyCard(
         model_pair=decoder.model_pair,
         drafter=decoder.engine.runner.drafter,
         max_num_speculative_tokens=decoder.config.max_num_speculative_tokens,
         mask_depths=True,
-        env_id=LIVE_DECODE,
+        env_id=env_id,
         git_sha=git_sha(),
         versions=collect_versions(),
         training=training,
@@ -150,6 +155,7 @@ def _training(card: PolicyCard, training: Mapping[str, Any]) -> list[str]:
         "decisions": training.get("decisions"),
         "updates": training.get("updates"),
         "warm start": training.get("warm_start"),
+        "trace": _trace(training.get("trace")),
         "commit": card.git_sha or None,
         "versions": ", ".join(f"{name} {version}" for name, version in card.versions.items()),
     }
@@ -168,6 +174,12 @@ def _training(card: PolicyCard, training: Mapping[str, Any]) -> list[str]:
             *(f"| {name} | {value:.4g} |" for name, value in numbers.items()),
         ]
     return lines
+
+
+def _trace(trace: Any) -> str | None:
+    if not isinstance(trace, Mapping):
+        return None
+    return f"{trace.get('name')}, sha256 {trace.get('sha256')}"
 
 
 def _numbers(metrics: Any) -> dict[str, float]:

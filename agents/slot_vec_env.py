@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvS
 
 from specdepth.decoder.engine import Engine
 from specdepth.decoder.workload import Workload
-from specdepth.envs.decode_env import is_backend_failure
+from specdepth.envs.engine_env import is_backend_failure
 from specdepth.envs.observation import ACTIVE, ROW_HIGH, ROW_LOW, Observation, slot_observation
 from specdepth.envs.reward import (
     ReferenceRate,
@@ -55,15 +55,16 @@ class SlotVecEnv(VecEnv):
     time, which the discount sees, but no reward (`decision_s`).
 
     Args:
-        engines: with equal S and K; one on a device.
+        engines: with equal S and K; one on a device. On replay they may be of different machines.
         workloads: draws a workload for an engine.
-        rates: seconds per token of the reference policy; fed with each round.
+        rates: seconds per token of the reference policy; fed with each round. Engines of different
+            machines need a rate of their own each, in their order.
         timing: "modelled" charges rounds by the cost model, free of timing noise (what a sequence
             adds to a round is known by the model alone in any case); "measured" by the clock.
         seed: of the workloads.
 
     Raises:
-        ValueError: no engines, or unequal ones.
+        ValueError: no engines, unequal ones, or rates of other machines.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class SlotVecEnv(VecEnv):
                 f"engines must have equal max_num_seqs and max_num_speculative_tokens, got {shapes}."
             )
         self.num_slots, self.max_num_speculative_tokens = shapes.pop()
+        self._machines = _machines(engines, rates)
         self.engines, self.rates, self.timing = tuple(engines), rates, timing
         self._workloads = workloads
         super().__init__(
@@ -210,7 +212,7 @@ class SlotVecEnv(VecEnv):
             state,
             outcome,
             elapsed_s=decided_s,
-            seconds_per_token=self.rates(state.num_running),
+            seconds_per_token=self.rates(state.num_running, self._machines[index]),
             cost=cost,
         )
         rewards[at][state.slots] = row
@@ -220,7 +222,8 @@ class SlotVecEnv(VecEnv):
         self._num_failures = 0
         self.num_rounds += 1
         self.num_decisions += state.num_running
-        self.rates.note(state.num_running, decided_s, int(outcome.num_committed.sum()))
+        committed = int(outcome.num_committed.sum())
+        self.rates.note(state.num_running, decided_s, committed, self._machines[index])
         self.stats.add(outcome, elapsed_s=elapsed_s, rewards=row)
         self._observations[at] = slot_observation(upcoming, self.num_slots)
 
@@ -276,3 +279,16 @@ class SlotVecEnv(VecEnv):
     ) -> list[bool]:
         """Never wrapped."""
         return [False for _ in self._get_indices(indices)]
+
+
+def _machines(engines: Sequence[Engine], rates: ReferenceRate) -> tuple[int, ...]:
+    """Which of the machines of `rates` each engine is."""
+    costs = [engine.cost for engine in engines]
+    if len(rates.costs) == 1 and all(cost == costs[0] for cost in costs):
+        return (0,) * len(costs)
+    if costs != list(rates.costs):
+        raise ValueError(
+            f"{len(costs)} engines of different machines need a ReferenceRate over their cost models, in "
+            f"their order; got one over {len(rates.costs)}."
+        )
+    return tuple(range(len(costs)))

@@ -47,7 +47,7 @@ class WandbTracker(KVWriter):
                 entity=settings.entity,
                 group=settings.group,
                 job_type="train",
-                name=f"live-decode__{settings.group or 'ppo'}__{config.seed}__{folder.name}",
+                name=f"{config.env}-decode__{settings.group or 'ppo'}__{config.seed}__{folder.name}",
                 tags=[*settings.tags, *versions],
                 config=config.to_dict(),
                 dir=str(folder),

@@ -1,4 +1,4 @@
-"""Training: PPO on the real engine, each slot an agent, bounded by time or steps."""
+"""Training: PPO on the engine, live or on replay, each slot an agent, bounded by time or steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
+from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
-from specdepth.envs import LIVE_DECODE
+from specdepth.envs import LIVE_DECODE, REPLAY_DECODE
 from specdepth.envs.workload_config import PromptLike
 from specdepth.scheduler.baselines.registry import make_scheduler
 
@@ -24,6 +25,7 @@ from .assembly import connect as connect
 from .assembly import make_decoder as make_decoder
 from .assembly import make_env as make_env
 from .assembly import make_model as make_model
+from .assembly import make_replay_env as make_replay_env
 from .callbacks import (
     EpisodeMonitor,
     Progress,
@@ -36,6 +38,7 @@ from .checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from .export import export_policy
 from .policy_card import make_card
 from .progress_csv import ProgressCsv
+from .replay_engines import make_replay_decoders, pinned
 from .results import check_writable, collect_device, command_line, write_atomically
 from .slot_vec_env import SlotVecEnv
 from .tracking import WandbTracker
@@ -49,6 +52,9 @@ PROGRESS_FILE = "progress.csv"
 MONITOR_FILE = "monitor.csv"
 POLICY_FOLDER = "policy"
 NO_LIMIT = 10**15
+ENV_IDS = {"live": LIVE_DECODE, "replay": REPLAY_DECODE}
+
+Decoder = SpeculativeDecoder | ReplayDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +115,14 @@ def train(
 ) -> TrainResult:
     """Train a policy and export it.
 
-    PPO on the CPU drives the decoder's engine through workloads drawn from `config`. Ctrl-C, like
-    the end of the time, leaves a checkpoint and an exported policy.
+    PPO on the CPU drives the decoder's engine, or with `config.env` "replay" several over a trace,
+    through workloads drawn from `config`. Ctrl-C, like the end of the time, leaves a checkpoint and an
+    exported policy.
 
     Args:
         config: everything there is to choose. To go on with a run take `resumed_config`.
-        decoder: a decoder to use instead of the one that `config.decoder` names; its engine must be
-            idle.
+        decoder: a live decoder to use instead of the one that `config.decoder` names; its engine must
+            be idle.
         progress: told how far training is.
         prompts: instead of those that `config.prompts` names: texts, token lists or `Prompt`s.
         resume: go on with the run in `config.out`: weights, optimiser, normalisation, counts and
@@ -126,13 +133,12 @@ def train(
 
     Raises:
         ValueError: a setting that does not fit, a folder that holds another run or cannot be written
-            to, or with `resume` no run to go on with.
+            to, or with `resume` no run to go on with, or another trace or cost model than it had.
     """
     start_s = time.monotonic()
     folder = config.out
     _claim(folder, resume)
-    decoder = decoder or make_decoder(config)
-    env = make_env(config, decoder, prompts)
+    config, driven, env = _assemble(config, decoder, prompts)
     with _session(config, env, resume, start_s) as session:
         cycle = UpdateCycle(
             session.env,
@@ -143,14 +149,14 @@ def train(
         )
         try:
             if not resume:
-                _warm_start(session, decoder, progress)
+                _warm_start(session, driven, progress)
             _learn(session, cycle, progress)
         except KeyboardInterrupt:
             logger.warning("interrupted; keeping what there is in %s.", folder)
             session.interrupted = True
             cycle.settle()
         _save(session, cycle)
-        return _export(session, decoder, cycle)
+        return _export(session, driven, cycle)
 
 
 def resumed_config(
@@ -164,6 +170,22 @@ def resumed_config(
     """
     config = TrainConfig.load(folder)
     return replace(config, out=folder, minutes=minutes, timesteps=timesteps, track=track)
+
+
+def _assemble(
+    config: TrainConfig, decoder: SpeculativeDecoder | None, prompts: Sequence[PromptLike] | None
+) -> tuple[TrainConfig, Decoder, SlotVecEnv]:
+    """Settings with what was filled in, one of the decoders, and the slots of all."""
+    if config.env == "live":
+        decoder = decoder or make_decoder(config)
+        return config, decoder, make_env(config, decoder, prompts)
+    if decoder is not None or prompts is not None or config.prompts is not None:
+        raise ValueError(
+            "a trace has its own requests and results: no decoder, no prompts on replay."
+        )
+    decoders = make_replay_decoders(config)
+    config = pinned(config, decoders[0])
+    return config, decoders[0], make_replay_env(config, decoders)
 
 
 def _claim(folder: Path, resume: bool) -> None:
@@ -208,7 +230,7 @@ def _save(session: _Session, cycle: UpdateCycle) -> None:
     save_checkpoint(session.config.out, checkpoint, session.env)
 
 
-def _warm_start(session: _Session, decoder: SpeculativeDecoder, progress: Progress | None) -> None:
+def _warm_start(session: _Session, decoder: Decoder, progress: Progress | None) -> None:
     config = session.config.warm_start
     if config.scheduler == "none":
         return
@@ -236,11 +258,13 @@ def _warm_start(session: _Session, decoder: SpeculativeDecoder, progress: Progre
                 )
             )
 
+    # Several engines give as many more decisions a round: the same work, in fewer passes over them.
+    epochs = -(-config.epochs // len(session.env.engines))
     session.warm_start = warm_start(
         session.model,
         session.env,
         make,
-        config,
+        replace(config, epochs=epochs),
         seed=session.config.seed,
         deadline_s=deadline_s,
         progress=report,
@@ -253,7 +277,7 @@ def _learn(session: _Session, cycle: UpdateCycle, progress: Progress | None) -> 
     first = model.num_timesteps
     limit = config.timesteps or NO_LIMIT
     monitor = EpisodeMonitor(
-        str(config.out / MONITOR_FILE), {"t_start": time.time(), "env_id": LIVE_DECODE}
+        str(config.out / MONITOR_FILE), {"t_start": time.time(), "env_id": ENV_IDS[config.env]}
     )
 
     def fraction() -> float:
@@ -277,11 +301,10 @@ def _learn(session: _Session, cycle: UpdateCycle, progress: Progress | None) -> 
         monitor.close()
 
 
-def _export(session: _Session, decoder: SpeculativeDecoder, cycle: UpdateCycle) -> TrainResult:
+def _export(session: _Session, decoder: Decoder, cycle: UpdateCycle) -> TrainResult:
     config, env, model = session.config, session.env, session.model
     elapsed_s = time.monotonic() - session.start_s
     warm = config.warm_start.scheduler
-    machine = collect_device(str(decoder.target.device))
     training: dict[str, Any] = {
         "command": command_line(),
         "seed": config.seed,
@@ -292,11 +315,11 @@ def _export(session: _Session, decoder: SpeculativeDecoder, cycle: UpdateCycle) 
         "timesteps": model.num_timesteps,
         "warm_start": warm,
         "loads": cycle.loads,
-        "machine": f"{machine.get('gpu', machine['cpu'])}, {config.decoder.dtype}",
+        **_origin(config, decoder),
         "metrics": cycle.metrics,
         "config": config.to_dict(),
     }
-    card = make_card(decoder, training)
+    card = make_card(decoder, training, ENV_IDS[config.env])
     policy_folder = export_policy(model, config.out / POLICY_FOLDER, card)
     sync_command = None
     if session.tracker is not None:
@@ -315,3 +338,27 @@ def _export(session: _Session, decoder: SpeculativeDecoder, cycle: UpdateCycle) 
         warm_start=session.warm_start,
         sync_command=sync_command,
     )
+
+
+def _origin(config: TrainConfig, decoder: Decoder) -> dict[str, Any]:
+    """Where rounds and their times came from, for the card."""
+    if isinstance(decoder, SpeculativeDecoder):
+        machine = collect_device(str(decoder.target.device))
+        return {"machine": f"{machine.get('gpu', machine['cpu'])}, {config.decoder.dtype}"}
+    info, cost = decoder.trace.info, decoder.engine.cost
+    trace: dict[str, Any] = {
+        "name": config.replay.trace,
+        "sha256": config.replay.trace_sha256,
+        "temperature": info.temperature,
+        "verification": info.verification,
+        "requests": len(
+            decoder.trace.rows("train", looping=None if config.replay.looping else False)
+        ),
+    }
+    ground = "measured" if cost.measured else "modelled"
+    return {
+        "machine": f"replay of the trace {trace['name']} (sha256 {trace['sha256'][:12]}) at the prices "
+        f"of the cost model {cost.name}: {cost.device}, {cost.dtype}, {ground}",
+        "trace": trace,
+        "cost_model": cost.to_dict(),
+    }

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from specdepth.decoder.config import Lookahead
 from specdepth.envs.reward import Timing
 from specdepth.envs.workload_config import WorkloadConfig
 from specdepth.scheduler.depth import VerificationRule
@@ -42,7 +43,34 @@ class DecoderConfig:
     verification: VerificationRule = "rejection"
     """Rule for sampled requests."""
     cost: Path | None = None
-    """Cost model written by `specdepth profile`; None takes a made-up one, fine for a try only."""
+    """Cost model: file written by `specdepth profile`, or name of a shipped one. None takes a made-up
+    one, fine for a try only, and not enough for replay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """What training on replay runs on instead of models. Of `DecoderConfig` it takes K, slots and
+    cost model.
+    """
+
+    trace: str | None = None
+    """File or shipped name of a trace; its training requests are used."""
+    num_engines: int = 8
+    """Engines that run at once, each on workloads of its own."""
+    looping: bool = True
+    """Whether texts that fell into verbatim repetition take part."""
+    num_kv_blocks: int | None = None
+    """Blocks of 16 tokens in each engine's KV pool; None is plenty. Few bring memory pressure."""
+    lookahead: Lookahead = "reserve"
+    """When blocks run out: "reserve" preempts the youngest sequence, "clip" cuts depths."""
+    trace_sha256: str = ""
+    """Refuse a trace of another content. Empty takes any, and is filled in for --resume."""
+    cost_sha256: str = ""
+    """The same of the cost model."""
+
+    def __post_init__(self) -> None:
+        if self.num_engines < 1:
+            raise ValueError(f"num_engines must be at least 1, got {self.num_engines}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +143,9 @@ class WarmStartConfig:
     """What to imitate, by the names of `specdepth evaluate`: "fixed:4", "table:1-4=4,5-=1",
     "heuristic", the folder of a policy; "none" starts from random weights."""
     rounds: int = 300
-    """Rounds that it drives the engine for; should meet every load of the workload."""
+    """Rounds that it drives each engine for; should meet every load of the workload."""
     epochs: int = 30
-    """Passes over the decisions of these rounds."""
+    """Passes over the decisions of these rounds, shared among the engines if there are several."""
     smoothing: float = 0.15
     """Share of the target given to all depths alike, 0..1, so that there is something left to explore."""
     max_share: float = 0.3
@@ -149,8 +177,11 @@ class TrackConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A training run on the live environment."""
+    """A training run."""
 
+    env: Literal["live", "replay"] = "live"
+    """Environment: "live" is the decoder itself, "replay" the same engine on a recorded trace and a cost
+    model, which needs no model and no time to speak of."""
     out: Path = Path("runs/train")
     """Folder of the run; must not hold another one."""
     seed: int = 0
@@ -168,6 +199,7 @@ class TrainConfig:
     track: bool = False
     """Log to Weights & Biases."""
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -187,6 +219,8 @@ class TrainConfig:
             )
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, got {self.seed}.")
+        if self.env not in ("live", "replay"):
+            raise ValueError(f'env must be "live" or "replay", got {self.env!r}.')
 
     @property
     def by_load(self) -> bool:
@@ -249,6 +283,7 @@ class TrainConfig:
 
 _NESTED: dict[str, type] = {
     "decoder": DecoderConfig,
+    "replay": ReplayConfig,
     "workload": WorkloadConfig,
     "ppo": PPOConfig,
     "reward": RewardConfig,

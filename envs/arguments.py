@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.decoder.workload import Workload
 
 from .workload_config import WorkloadConfig
 
-DecoderSource = SpeculativeDecoder | Callable[[], SpeculativeDecoder]
 WorkloadLike = Workload | WorkloadConfig | Mapping[str, Any]
-
-
-def make_decoder(
-    decoder: DecoderSource | None,
-    target: str,
-    draft: str,
-    options: Mapping[str, Any] | None,
-) -> SpeculativeDecoder:
-    """The decoder that is given, made or named.
-
-    Raises:
-        ValueError: options for a finished decoder, or something else than a decoder.
-    """
-    if decoder is None:
-        return SpeculativeDecoder.from_pretrained(target, draft, **(options or {}))
-    if options:
-        raise ValueError("decoder_options go with target and draft, not with a finished decoder.")
-    made = decoder if isinstance(decoder, SpeculativeDecoder) else decoder()
-    if not isinstance(made, SpeculativeDecoder):
-        raise ValueError(
-            f"decoder must be a SpeculativeDecoder or a function that makes one, got {made!r}."
-        )
-    return made
 
 
 def checked_workload(workload: WorkloadLike) -> Workload | WorkloadConfig:

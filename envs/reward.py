@@ -5,6 +5,7 @@ Legend: R sequences of the round.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -73,9 +74,11 @@ def added_s(state: RoundState, outcome: RoundOutcome, cost: CostModel) -> Floats
     """
     size, prefill = outcome.num_pass_tokens, outcome.num_prefill_tokens
     context = outcome.num_context_tokens
-    seconds = cost.pass_s(size, prefill, context) - cost.pass_s(
-        size - outcome.num_drafted, prefill, context
-    )
+    whole_s = cost.pass_s(size, prefill, context)
+    # By depth, of which there are few: a third of the time that arrays take.
+    depths = range(int(outcome.num_drafted.max(initial=0)) + 1)
+    by_depth = [whole_s - cost.pass_s(size - depth, prefill, context) for depth in depths]
+    seconds = np.array(by_depth).take(outcome.num_drafted)
     if state.drafter == "draft-model" and not cost.drafter_is_free:
         sequences = np.array(outcome.draft_pass_sequences, np.int64)
         saved = cost.draft_pass_s(sequences) - np.where(
@@ -132,10 +135,10 @@ class ReferenceRate:
     loop the load is not the policy's doing and each load has its own rate, never above that without
     speculation: at a bad policy's price, its own depths would seem to pay. With arrivals
     (`by_load=False`) there is one rate for all: with a rate of its own, being stuck at a worse load
-    would cost nothing.
+    would cost nothing. Legend: M machines.
 
     Args:
-        cost: prices of the machine.
+        cost: prices of the machine; or of several, each of which then has its own rates.
         max_num_seqs: S, the highest load.
         by_load: one rate for each load, or one for all.
         prior_rounds: weight of what is known at the start, in rounds.
@@ -144,32 +147,38 @@ class ReferenceRate:
 
     def __init__(
         self,
-        cost: CostModel,
+        cost: CostModel | Sequence[CostModel],
         max_num_seqs: int,
         *,
         by_load: bool = True,
         prior_rounds: float = 20.0,
         decay: float = 0.7,
     ) -> None:
+        self.costs = (cost,) if isinstance(cost, CostModel) else tuple(cost)
+        """[M]"""
         loads = np.arange(max_num_seqs + 1)
-        prior = np.array([depth_0_seconds_per_token(cost, n) for n in loads.tolist()])
+        prior = np.array(
+            [[depth_0_seconds_per_token(cost, n) for n in loads.tolist()] for cost in self.costs]
+        )
         self.by_load, self.decay = by_load, decay
         self._prior_tokens: Floats = prior_rounds * np.maximum(loads, 1.0)
         self._prior_s: Floats = prior * self._prior_tokens
-        self.seconds: Floats = np.zeros(max_num_seqs + 1)
-        """[S + 1] measured seconds by load, decayed."""
-        self.tokens: Floats = np.zeros(max_num_seqs + 1)
-        """[S + 1] tokens committed in them."""
+        self.seconds: Floats = np.zeros(prior.shape)
+        """[M, S + 1] measured seconds by load, decayed."""
+        self.tokens: Floats = np.zeros(prior.shape)
+        """[M, S + 1] tokens committed in them."""
         self._rates = self._compute()
 
-    def __call__(self, num_running: int) -> float:
+    def __call__(self, num_running: int, machine: int = 0) -> float:
         """Seconds per token at a load, as of the last `refresh`."""
-        return float(self._rates[num_running])
+        return float(self._rates[machine, num_running])
 
-    def note(self, num_running: int, elapsed_s: float, num_committed: int) -> None:
+    def note(
+        self, num_running: int, elapsed_s: float, num_committed: int, machine: int = 0
+    ) -> None:
         """Collect a round."""
-        self.seconds[num_running] += elapsed_s
-        self.tokens[num_running] += num_committed
+        self.seconds[machine, num_running] += elapsed_s
+        self.tokens[machine, num_running] += num_committed
 
     def refresh(self) -> None:
         """Take over what was collected; rates stand still in between."""
@@ -177,7 +186,7 @@ class ReferenceRate:
         self.seconds *= self.decay
         self.tokens *= self.decay
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> dict[str, list[list[float]]]:
         """What `restore` needs, as JSON values."""
         return {
             "seconds": self.seconds.tolist(),
@@ -185,16 +194,22 @@ class ReferenceRate:
             "rates": self._rates.tolist(),
         }
 
-    def restore(self, state: dict[str, list[float]]) -> None:
+    def restore(self, state: dict[str, list[list[float]]]) -> None:
         """Put back what `state` returned.
 
         Raises:
-            ValueError: of another number of slots.
+            ValueError: of another number of slots or machines.
         """
-        arrays = [np.array(state[name], np.float64) for name in ("seconds", "tokens", "rates")]
+        # Of one machine, states of earlier versions are [S + 1].
+        arrays = [
+            np.atleast_2d(np.array(state[name], np.float64))
+            for name in ("seconds", "tokens", "rates")
+        ]
         if any(array.shape != self.seconds.shape for array in arrays):
+            machines, size = self.seconds.shape
             raise ValueError(
-                f"reference rates for {len(arrays[0]) - 1} slots, expected {len(self.seconds) - 1}."
+                f"reference rates of {len(arrays[0])} machines with {arrays[0].shape[1] - 1} slots, "
+                f"expected {machines} with {size - 1}."
             )
         self.seconds, self.tokens, self._rates = arrays
 
@@ -203,6 +218,6 @@ class ReferenceRate:
             mixed = (self._prior_s + self.seconds) / (self._prior_tokens + self.tokens)
             return np.minimum(mixed, self._prior_s / self._prior_tokens)
         # Loads that never occur must not weigh: the prior is one round's worth at the highest load.
-        seconds = self._prior_s[-1] + self.seconds.sum()
-        tokens = self._prior_tokens[-1] + self.tokens.sum()
-        return np.full(len(self.seconds), seconds / tokens)
+        seconds = self._prior_s[:, -1] + self.seconds.sum(1)
+        tokens = self._prior_tokens[-1] + self.tokens.sum(1)
+        return np.repeat((seconds / tokens)[:, None], self.seconds.shape[1], axis=1)

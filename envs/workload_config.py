@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ArrivalKind = Literal["constant", "varying", "poisson", "bursty"]
 PromptLike = Prompt | str | Sequence[int]
 
+MAX_NEW_TOKENS = 64
+"""Tokens a request generates at most, unless the workload or its recording says."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
@@ -47,10 +50,11 @@ class WorkloadConfig:
     """Mean seconds between bursts."""
     mean_burst_s: float = 5.0
     """Mean seconds of a burst."""
-    max_new_tokens: int = 64
-    """Tokens a request generates at most."""
+    max_new_tokens: int | None = None
+    """Tokens a request generates at most; None: 64, or where texts are recorded, as many as they
+    have."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """0 is greedy. Recorded texts have their own, and their own `top_p`."""
     top_p: float = 1.0
     """Nucleus of sampled requests, in (0, 1]."""
 
@@ -88,9 +92,8 @@ class WorkloadConfig:
         Raises:
             ValueError: numbers out of range.
         """
-        return SamplingParams(
-            temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens
-        )
+        limit = MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+        return SamplingParams(temperature=self.temperature, top_p=self.top_p, max_new_tokens=limit)
 
     def process(self, num_requests: int, rng: np.random.Generator) -> Arrivals:
         """Draw arrivals for `num_requests`."""

@@ -11,7 +11,7 @@ Legend: R running sequences, K `max_num_speculative_tokens`, S engine slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +204,10 @@ class SequenceHistory:
         """[4, S] the averages and target signals below, in their order."""
         self.draft_signals: Floats = np.empty((3, num_slots, max_num_speculative_tokens))
         """[3, S, K] the draft signals below, in their order."""
+        self._name_rows()
+        self.reset(np.arange(num_slots))
+
+    def _name_rows(self) -> None:
         (
             self.num_drafted_tokens,
             self.num_accepted_tokens,
@@ -221,7 +225,14 @@ class SequenceHistory:
             self.target_entropy,
         ) = self.averages
         self.draft_top1, self.draft_entropy, self.draft_margin = self.draft_signals
-        self.reset(np.arange(num_slots))
+
+    def __getstate__(self) -> dict[str, NDArray[Any]]:
+        """The blocks; a copy's names must be views of its own."""
+        return {name: vars(self)[name] for name in ("counts", "averages", "draft_signals")}
+
+    def __setstate__(self, state: dict[str, NDArray[Any]]) -> None:
+        self.__dict__.update(state)
+        self._name_rows()
 
     def reset(self, slots: Ints) -> None:
         """Forget everything about `slots` (a new request took them)."""

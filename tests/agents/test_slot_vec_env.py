@@ -8,12 +8,17 @@ import pytest
 from specdepth.agents.decode_stats import DecodeStats
 from specdepth.agents.slot_vec_env import SlotVecEnv
 from specdepth.envs.decode_env import LiveDecodeEnv
+from specdepth.envs.recording_pool import RecordingPool
+from specdepth.envs.replay_env import ReplayDecodeEnv
 from specdepth.envs.reward import ReferenceRate
 from specdepth.envs.workload_config import PromptPool, WorkloadConfig
+from specdepth.scheduler.cost import CostModel
 from tests.agents.toy_training import toy_vec_env
 from tests.envs.toy import toy_decoder, toy_prompts
+from tests.envs.toy_trace import COST, toy_replay, toy_trace
 
 WORKLOAD = WorkloadConfig(num_requests=6, concurrencies=(1, 2, 4), max_new_tokens=16)
+CROWDED = WorkloadConfig(arrivals="constant", concurrency=4, num_requests=8)
 
 
 def steps(env: SlotVecEnv, count: int, depth: int = 2) -> list[Any]:
@@ -220,3 +225,65 @@ def test_statistics_are_those_of_the_engine() -> None:
 def test_statistics_of_nothing_are_empty() -> None:
     assert DecodeStats(4).as_dict() == {}
     assert DecodeStats(4).by_load() == {}
+
+
+def replay_vec_env(
+    costs: list[CostModel], workload: WorkloadConfig = WORKLOAD, **options: Any
+) -> SlotVecEnv:
+    trace = toy_trace()
+    decoders = [toy_replay(trace, cost, **options) for cost in costs]
+    pool = RecordingPool(decoders[0])
+    rates = ReferenceRate(costs if len(set(map(id, costs))) > 1 else costs[0], 4)
+    engines = [decoder.engine for decoder in decoders]
+    return SlotVecEnv(engines, lambda rng: pool.workload(workload, rng), rates)
+
+
+def test_each_of_many_replay_engines_goes_as_it_would_alone() -> None:
+    vec = replay_vec_env([COST] * 3)
+    pool = RecordingPool(toy_replay())
+    envs = [ReplayDecodeEnv(toy_trace(), COST, engine_options={"max_num_seqs": 4}) for _ in "abc"]
+    rows = vec.reset().reshape(3, 4, -1)
+    for index, env in enumerate(envs):
+        workload = pool.workload(WORKLOAD, np.random.default_rng([0, index]))
+        seen, _ = env.reset(options={"workload": workload})
+        assert np.array_equal(rows[index], seen)
+    for depths in np.random.default_rng(1).integers(0, 5, (12, 3, 4)):
+        rows, _, _, _ = vec.step(depths.reshape(-1))  # type: ignore[assignment]
+        for index, env in enumerate(envs):
+            seen, *_ = env.step(depths[index])
+            assert np.array_equal(rows.reshape(3, 4, -1)[index], seen)
+
+
+def test_engines_of_different_machines_are_paid_at_rates_of_their_own() -> None:
+    """Times are in units of a machine's own rate, so ten times slower is paid the same."""
+    slow = CostModel.linear(base_s=0.5, token_s=0.03)
+    env = replay_vec_env([COST, slow])
+    env.set_rng_states([env.rng_states()[0]] * 2)
+    env.reset()
+    dones = np.zeros(8, np.bool_)
+    while not dones.any():
+        _, rewards, dones, _ = env.step(np.tile([1, 2, 3, 4], 2))
+        assert rewards[:4] == pytest.approx(rewards[4:], abs=1e-4)
+        assert env.last_elapsed_s[4] == pytest.approx(10 * env.last_elapsed_s[0])
+    env.rates.refresh()
+    for load in range(1, 5):
+        assert env.rates(load, 1) == pytest.approx(10 * env.rates(load, 0))
+    assert env.rates(4) < 0.062 / 4, "measured, not the start"
+
+
+def test_different_machines_at_one_rate_are_refused() -> None:
+    slow = CostModel.linear(base_s=0.5)
+    engines = [toy_replay(toy_trace(), cost).engine for cost in (COST, slow)]
+    for costs in (COST, [slow, COST], [COST, slow, slow]):
+        with pytest.raises(ValueError, match="2 engines of different machines need"):
+            SlotVecEnv(engines, lambda rng: None, ReferenceRate(costs, 4))  # type: ignore[arg-type, return-value]
+
+
+def test_preemption_on_replay_is_survived() -> None:
+    env = replay_vec_env([COST] * 2, CROWDED, block_size=4, num_kv_blocks=12)
+    env.reset()
+    preempted = 0
+    for _ in range(60):
+        env.step(np.full(8, 4))
+        preempted += sum(int(outcome.preempted.sum()) for outcome in env.last_outcomes if outcome)
+    assert preempted > 0

@@ -297,6 +297,9 @@ def test_prompts_come_from_a_file_and_only_its_training_half(tmp_path: Path) -> 
         def __init__(self, decoder: Any, prompts: Any) -> None:
             seen.extend(prompts)
 
+        def workload(self) -> None:
+            """Not drawn here."""
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdepth.agents.assembly.PromptPool", Pool)
         make_env(toy_config(tmp_path, prompts=path), toy_decoder())

@@ -10,6 +10,7 @@ from specdepth.agents.train_config import (
     CONFIG_FILE,
     DecoderConfig,
     PPOConfig,
+    ReplayConfig,
     RewardConfig,
     TrackConfig,
     TrainConfig,
@@ -18,12 +19,14 @@ from specdepth.agents.train_config import (
 from specdepth.envs.workload_config import WorkloadConfig
 
 FULL = TrainConfig(
+    env="replay",
     out=Path("runs/a"),
     seed=3,
     minutes=None,
     timesteps=7,
     prompts=Path("p.txt"),
     decoder=DecoderConfig(target="t", cost=Path("cost.json"), device="cpu"),
+    replay=ReplayConfig(trace="t.npz", looping=False, num_kv_blocks=9, trace_sha256="ab"),
     workload=WorkloadConfig(concurrencies=(1, 9), arrivals="bursty"),
     ppo=PPOConfig(hidden=(3, 4), target_kl=None, reference_round_s=0.5),
     reward=RewardConfig(timing="measured", by_load=True),
@@ -36,6 +39,15 @@ FULL = TrainConfig(
 def test_settings_survive_their_file(config: TrainConfig, tmp_path: Path) -> None:
     config.save(tmp_path)
     assert TrainConfig.load(tmp_path) == config
+
+
+def test_a_file_from_before_there_was_replay_is_of_a_live_run(tmp_path: Path) -> None:
+    TrainConfig().save(tmp_path)
+    path = tmp_path / CONFIG_FILE
+    document = json.loads(path.read_text())
+    del document["env"], document["replay"]
+    path.write_text(json.dumps(document))
+    assert TrainConfig.load(tmp_path) == TrainConfig()
 
 
 def test_the_file_is_plain_json_with_format_and_version(tmp_path: Path) -> None:
@@ -88,6 +100,8 @@ def test_a_missing_run_is_named(tmp_path: Path) -> None:
         (TrainConfig, {"minutes": 0}, "minutes must be above 0"),
         (TrainConfig, {"timesteps": 0}, "timesteps must be at least 1"),
         (TrainConfig, {"seed": -1}, "seed must be 0 or more"),
+        (TrainConfig, {"env": "dream"}, 'env must be "live" or "replay"'),
+        (ReplayConfig, {"num_engines": 0}, "num_engines must be at least 1"),
         (TrainConfig, {"checkpoint_minutes": -1}, "checkpoint_minutes must be 0 or more"),
         (PPOConfig, {"discount": 1.5}, r"discount must be in 0\.\.1"),
         (PPOConfig, {"learning_rate": 0}, "learning_rate must be above 0"),

@@ -201,8 +201,31 @@ def test_the_reference_rate_can_be_saved_and_put_back() -> None:
     other = ReferenceRate(LINEAR, 4)
     other.restore(rates.state())
     assert [other(n) for n in range(5)] == [rates(n) for n in range(5)]
-    with pytest.raises(ValueError, match="rates for 4 slots, expected 8"):
+    with pytest.raises(ValueError, match="1 machines with 4 slots, expected 1 with 8"):
         ReferenceRate(LINEAR, 8).restore(rates.state())
+
+
+def test_machines_have_reference_rates_of_their_own() -> None:
+    slow = CostModel.linear(base_s=0.5, token_s=0.03)
+    rates = ReferenceRate([LINEAR, slow], 4, prior_rounds=10)
+    assert rates(2, 1) == pytest.approx(0.53 / 2)
+    for _ in range(10):
+        rates.note(2, 0.53, 4, machine=1)
+    rates.refresh()
+    assert rates(2, 0) == pytest.approx(0.053 / 2)
+    assert rates(2, 1) == pytest.approx(2 * 5.3 / (20 + 40))
+    other = ReferenceRate([LINEAR, slow], 4)
+    other.restore(rates.state())
+    assert other(2, 1) == rates(2, 1)
+    with pytest.raises(ValueError, match="2 machines with 4 slots, expected 1 with 4"):
+        ReferenceRate(LINEAR, 4).restore(rates.state())
+
+
+def test_rates_that_an_earlier_version_saved_are_read() -> None:
+    rates = ReferenceRate(LINEAR, 2)
+    old = {"seconds": [0.0, 1.0, 2.0], "tokens": [0.0, 4.0, 8.0], "rates": [0.1, 0.2, 0.3]}
+    rates.restore(old)  # type: ignore[arg-type]
+    assert [rates(n) for n in range(3)] == old["rates"]
 
 
 ROUNDS = real_rounds([0, 1, 2, 4])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -126,3 +128,14 @@ def test_elapsed_time_is_the_sum_of_its_parts(make_state: Any, make_outcome: Any
         make_state(1), [2], [1], draft_s=1.0, verify_s=2.0, schedule_s=4.0, other_s=8.0
     )
     assert outcome.elapsed_s == 15.0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda h: pickle.loads(pickle.dumps(h))])
+def test_a_copy_has_names_for_its_own_numbers(copied: Any) -> None:
+    history = SequenceHistory(2, 4)
+    other = copied(history)
+    other.update(ints(1), ints(4), ints(2))
+    other.last_match_length[1] = 3
+    assert other.counts[7, 1] == 3
+    assert other.last_accepted.tolist() == [-1, 2]
+    assert history.last_accepted.tolist() == [-1, -1]
