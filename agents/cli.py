@@ -34,8 +34,11 @@ class Command:
 COMMANDS = {
     "demo": Command("demo", "Profile, train, export and compare on a real model, in 10 minutes."),
     "profile": Command("profile_command", "Measure what passes cost on this machine."),
-    "train": Command("train_command", "Train a policy with PPO on the running decoder."),
-    "evaluate": Command("evaluate_command", "Compare policies on the same prompts and loads."),
+    "record": Command("record_command", "Record what a drafter gets accepted, for exact replay."),
+    "fit-survival": Command("survival_command", "Fit what estimates acceptance, from traces."),
+    "train": Command("train_command", "Train a policy with PPO, live or on replay."),
+    "evaluate": Command("evaluate_command", "Compare policies on the same requests and loads."),
+    "advise": Command("advise_command", "Say whether speculation pays, how deep, up to which load."),
     "export": Command("export_command", "Write a trained policy for use in the decoder."),
     "generate": Command("generate_command", "Decode a prompt and stream its text."),
 }

@@ -194,7 +194,9 @@ class _Evaluation:
                 f"This took {self.elapsed_s:.0f} s instead of {self.budget_s:.0f} s, since each "
                 "load gets one block at least."
             )
-        runs = {load: one.runs for load, one in self.loads.items() if one.runs.num_blocks}
+        runs: dict[int | str, LoadRuns] = {
+            load: one.runs for load, one in self.loads.items() if one.runs.num_blocks
+        }
         is_virtual = isinstance(self.decoder.engine.clock, VirtualClock)
         has_noise = self.decoder.engine.cost.measured or is_virtual
         noise = machine_noise([one.misses for one in self.loads.values()]) if has_noise else 0.0

@@ -1,4 +1,4 @@
-"""`specdepth evaluate`: policies against each other, live."""
+"""`specdepth evaluate`: policies against each other, live or in replay."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ class Options(PromptOptions):
     fixed depths are always part of it, since they are what a policy has to beat. Writes results.json
     and report.html.
 
+    In replay, a recorded trace stands in for the models and a cost model for time: no model is
+    loaded, differences are exact, and a table tuned on the training split and oracles join in.
+
     specdepth evaluate --policies heuristic,policy:runs/train/policy --loads 1,8 --minutes 10
+    specdepth evaluate --mode replay --policies heuristic --loads 1,2,4,8,16,32
     """
 
+    mode: Literal["live", "replay"] = "live"
+    """Decode with the models, or replay a trace."""
     policies: NameList = ("heuristic",)
     """Names, with commas: heuristic, fixed:3, table:1-4=4,5-=0, policy:FOLDER."""
     loads: IntList = LOADS
     """Concurrent requests, with commas."""
-    fixed_depths: IntList = FIXED_DEPTHS
-    """Fixed depths to compare with, with commas."""
+    fixed_depths: IntList = ()
+    """Fixed depths to compare with, with commas; by default 1,2,4,8, and in replay all."""
     minutes: float | None = None
     """Time to spend; 5 if neither this nor --requests is given."""
     requests: int | None = None
@@ -41,15 +47,38 @@ class Options(PromptOptions):
     """0 takes the most likely token; above 0, --verification coupled keeps the work equal."""
     top_p: float = 1.0
     """Sample from the smallest set of tokens with this probability."""
+    tpot_limit_ms: float | None = None
+    """Also report goodput: tokens a second of requests that stayed within this time per token."""
+
+    trace: str = "default"
+    """Replay: a trace file, or the name of a shipped one. --cost takes names too."""
+    arrivals: NameList = ("constant",)
+    """Replay: constant, varying (a day of all loads), ramp, poisson, bursty; with commas."""
+    looping: Literal["all", "without", "only"] = "all"
+    """Replay: which requests, by whether their text repeats itself, which flatters prompt lookup."""
+    engine: str = "specdepth"
+    """Replay: "specdepth", or "vllm-like": a round of lag, padded drafts."""
+    charge_decisions: bool = False
+    """Replay: let the policy's own computing time pass on the virtual clock."""
 
 
 def run(options: Options, console: Console) -> None:
     """Compare and write.
 
     Raises:
-        ValueError: bad options, unknown policies.
-        Interrupted: after Ctrl-C; complete blocks are kept.
+        ValueError: bad options, unknown policies, a trace or cost model that does not fit.
+        Interrupted: after Ctrl-C of a live run; complete blocks are kept.
     """
+    if options.mode == "replay":
+        from .evaluate_in_replay import run_in_replay
+
+        run_in_replay(options, console)
+        return
+    if options.arrivals != ("constant",) or options.looping != "all":
+        raise ValueError(
+            "live runs keep constant loads and serve all prompts; --arrivals and --looping need "
+            "--mode replay."
+        )
     from specdepth.decoder.config import SamplingParams
 
     from .evaluate import evaluate
@@ -70,7 +99,7 @@ def run(options: Options, console: Console) -> None:
     from .verdicts import show_comparison, verdicts
 
     top = options.max_num_speculative_tokens
-    names = with_fixed(options.policies, options.fixed_depths, top)
+    names = with_fixed(options.policies, options.fixed_depths or FIXED_DEPTHS, top)
     check_names(names, top)
     folder = new_folder(options, "evaluate")
     prompts = find_prompts(options, options.split)
@@ -114,7 +143,10 @@ def run(options: Options, console: Console) -> None:
     cost = decoder.engine.cost
     config = config_of(options, minutes_used=minutes)
     results = Results.collect(
-        command_line(), config, found.rows(), device=str(decoder.target.device)
+        command_line(),
+        config,
+        found.rows(tpot_limit_ms=options.tpot_limit_ms),
+        device=str(decoder.target.device),
     )
     results.save(folder / "results.json")
     report = write_report(folder, results, cost, focus=focus, notes=notes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from specdepth.decoder.roofline import SpeculationArithmetic, roofline, speculation_arithmetic
 from specdepth.scheduler.cost import CostModel
 
+from .load_runs import load_name
 from .plots import numeric_loads
 from .results import ResultRow, Results
 
@@ -155,8 +156,16 @@ def with_speedups(results: Results) -> Results:
     return replace(results, rows=(*results.rows, *added))
 
 
-def metric_grid(results: Results, metric: str, title: str, unit: str, digits: int = 1) -> Grid:
-    """A metric, a line a policy and a column a load, with intervals; the best of a load stressed.
+def metric_grid(
+    results: Results,
+    metric: str,
+    title: str,
+    unit: str,
+    digits: int = 1,
+    *,
+    intervals: bool = True,
+) -> Grid:
+    """A metric, a line a policy and a column a load; the best of a load stressed.
 
     Use `with_speedups` first for the metric "speedup".
     """
@@ -170,7 +179,7 @@ def metric_grid(results: Results, metric: str, title: str, unit: str, digits: in
     for policy in results.policies:
         found = [results.find(policy, load, metric) for load in loads]
         if any(row is not None for row in found):
-            rows.append((policy, *(_cell(row, digits) for row in found)))
+            rows.append((policy, *(_cell(row, digits, intervals) for row in found)))
             values.append([None if row is None else row.value for row in found])
     best = []
     for column in range(len(loads)):
@@ -178,19 +187,15 @@ def metric_grid(results: Results, metric: str, title: str, unit: str, digits: in
         if len(known) > 1:
             top = min(known) if unit == "ms" else max(known)
             best += [(r, column + 1) for r, line in enumerate(values) if line[column] == top]
-    header = ("policy", *(f"{_load_name(load)} ({unit})" for load in loads))
+    header = ("policy", *(f"{load_name(load)} ({unit})" for load in loads))
     return Grid(title=title, header=header, rows=tuple(rows), best=tuple(best))
 
 
-def _load_name(load: int | str) -> str:
-    return f"load {load}" if isinstance(load, int) else load
-
-
-def _cell(row: ResultRow | None, digits: int) -> str:
+def _cell(row: ResultRow | None, digits: int, interval: bool) -> str:
     if row is None:
         return ""
     text = f"{row.value:.{digits}f}"
-    if row.ci_low is None or row.ci_high is None:
+    if not interval or row.ci_low is None or row.ci_high is None:
         return text
     return f"{text} [{row.ci_low:.{digits}f}, {row.ci_high:.{digits}f}]"
 

@@ -8,11 +8,14 @@ from specdepth.scheduler.cost import CostModel
 from .comparison import OFF, Comparison
 from .console import Console
 from .intervals import Interval
+from .load_runs import load_name
 from .results import Results
 from .tables import arithmetic_grid, metric_grid, with_speedups
 
 TINY = 0.005
 """What two digits do not show."""
+MAX_COLUMNS_WITH_INTERVALS = 3
+"""A console is not wide enough for more; the report and results.json have all intervals."""
 
 
 def claim(comparison: Comparison, cost: CostModel, policy: str) -> str | None:
@@ -21,9 +24,10 @@ def claim(comparison: Comparison, cost: CostModel, policy: str) -> str | None:
     Arithmetic is counted from the depths and accepted tokens of the runs (decoding only, prompts left
     out); time is that of the runs, prompts included.
     """
-    if not comparison.loads or cost.flops_per_token is None or cost.weight_bytes is None:
+    loads = comparison.constant_loads
+    if not loads or cost.flops_per_token is None or cost.weight_bytes is None:
         return None
-    load = comparison.loads[0]
+    load = loads[0]
     run = comparison.runs[load]
     if policy not in run.policies or OFF not in run.policies:
         return None
@@ -77,7 +81,8 @@ def verdicts(comparison: Comparison, policy: str, table: str | None = None) -> l
                 _against(run.ratio(policy, rival), f"{rival}{remark}")
                 for rival, remark in rivals.items()
             ]
-            sentences.append(f"Load {load}, {policy}: " + "; ".join(parts) + ".")
+            where = load_name(load).capitalize()
+            sentences.append(f"{where}, {policy}: " + "; ".join(parts) + ".")
     return sentences
 
 
@@ -91,16 +96,30 @@ def show_arithmetic(
 
 
 def show_comparison(console: Console, comparison: Comparison, results: Results) -> None:
-    """Print throughput and speedups by policy and load."""
+    """Print throughput, speedups, and what oracles say, by policy and load."""
     if not comparison.loads:
         return
     rated = with_speedups(results)
     kind = {"cpu": "CPU time", "wall": "wall time", "virtual": "modelled time"}[comparison.clock]
-    console.table(metric_grid(rated, "throughput_tok_s", f"Throughput, {kind}", "tok/s"))
-    console.table(metric_grid(rated, "speedup", f"Throughput, ratio to off, {kind}", "x", 2))
+    intervals = len(comparison.loads) <= MAX_COLUMNS_WITH_INTERVALS
+
+    def show(metric: str, title: str, unit: str, digits: int) -> None:
+        grid = metric_grid(rated, metric, title, unit, digits, intervals=intervals)
+        if grid.rows:
+            console.table(grid)
+
+    show("throughput_tok_s", f"Throughput, {kind}", "tok/s", 1)
+    show("speedup", f"Throughput, ratio to off, {kind}", "x", 2)
     if comparison.clock == "cpu":
         title = "Throughput, ratio to off, wall time (as noisy as the machine)"
-        console.table(metric_grid(rated, "speedup_wall", title, "x", 2))
+        show("speedup_wall", title, "x", 2)
+    if any(row.metric == "oracle_gap_closed" for row in results.rows):
+        show("ratio_to_best_fixed", "Throughput, ratio to the best fixed depth", "x", 3)
+        title = "Share of the way from the best fixed depth to the oracle"
+        show("oracle_gap_closed", title, "share", 2)
+        show("mean_depth", "Depth", "tokens", 2)
+        show("policy_ms", "Time to decide a round", "ms", 3)
+    show("goodput_tok_s", "Goodput: requests within the limit of time per token", "tok/s", 1)
 
 
 def inverse(ratio: Interval) -> Interval:

@@ -175,6 +175,36 @@ def test_rows_hold_each_metric_once_for_each_policy_and_load():
     assert not any(row.metric == "span_s" for row in rows)
 
 
+def test_loads_that_vary_come_after_the_constant_ones():
+    one = runs([1.0] * 4, [0.5] * 4)
+    found = Comparison(runs={"varying": one, 8: one, 1: one})
+    assert found.loads == [1, 8, "varying"]
+    assert found.constant_loads == [1, 8]
+    assert found.best_fixed("varying") == "fixed:2"
+    assert {row.load for row in found.rows()} == {1, 8, "varying"}
+    assert "4 at varying, 4 at load 8, 4 at load 1" in found.describe()[0]
+
+
+def test_modelled_times_are_told_to_be_exact():
+    found = Comparison(runs={1: runs([1.0] * 4, [0.5] * 4)}, clock="virtual")
+    served_note, clock_note = found.describe()
+    assert "in the same order" in served_note
+    assert "for these very ones the modelled times are exact" in served_note
+    assert clock_note == "Times are what the cost model says, not measured."
+
+
+def test_the_gap_is_left_out_where_the_oracle_is_no_faster():
+    count = [10] * 4
+    for seconds, expected in ((0.5, 1), (2.0, 0)):
+        run = LoadRuns(("off", "oracle"))
+        run.add(
+            range(4), 0, {"off": served(count, [1.0] * 4), "oracle": served(count, [seconds] * 4)}
+        )
+        rows = Comparison(runs={1: run}).rows(oracle="oracle")
+        gaps = [row.value for row in rows if row.metric == "oracle_gap_closed"]
+        assert gaps == [0, 1] * expected
+
+
 def test_descriptions_name_requests_repeats_and_the_clock():
     found = Comparison(runs={1: runs([1.0] * 2, [0.5] * 2)}, clock="cpu")
     few, clock = found.describe()

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from specdepth.agents.comparison import Comparison
+from specdepth.agents.comparison import Comparison, LoadRuns
+from specdepth.agents.console import Console
 from specdepth.agents.evaluate import evaluate
 from specdepth.agents.intervals import Interval
-from specdepth.agents.verdicts import claim, fastest, inverse, verdicts
+from specdepth.agents.results import Results
+from specdepth.agents.verdicts import claim, fastest, inverse, show_comparison, verdicts
 from specdepth.scheduler.baselines import FixedDepth, Off
 from specdepth.scheduler.cost import CostModel
-from tests.agents.test_comparison import runs
+from tests.agents.test_comparison import runs, served
 from tests.agents.tiny_target import tiny_decoder, tiny_requests
 
 
@@ -32,6 +36,40 @@ def test_a_rival_that_is_off_and_best_fixed_at_once_is_named_once():
     (sentence,) = verdicts(Comparison(runs={1: runs([1.0] * 5, [2.0] * 5)}), "fixed:2")
     assert sentence.count("off") == 1
     assert "in hindsight" in sentence
+
+
+def test_loads_that_vary_are_named_and_claims_are_about_constant_ones():
+    one = runs([1.0] * 5, [0.5] * 5)
+    (sentence,) = verdicts(Comparison(runs={"varying": one}), "fixed:2")
+    assert sentence.startswith("Varying, fixed:2: ")
+    cost = CostModel(name="x", tokens=(1,), verify_s=(1.0,), flops_per_token=1e9, weight_bytes=8)
+    assert claim(Comparison(runs={"varying": one}), cost, "fixed:2") is None
+    both = claim(Comparison(runs={"varying": one, 4: one}), cost, "fixed:2")
+    assert both is not None
+    assert both.startswith("Load 4, fixed:2")
+
+
+@pytest.mark.parametrize(("loads", "bounds"), [([1, 4], True), ([1, 2, 4, 8], False)])
+def test_a_console_shows_intervals_where_there_is_room(loads, bounds):
+    found = Comparison(runs={load: runs([1.0] * 5, [0.5, 0.6, 0.5, 0.6, 0.5]) for load in loads})
+    out = io.StringIO()
+    results = Results.collect("test", {}, found.rows())
+    show_comparison(Console(stdout=out, stderr=io.StringIO()), found, results)
+    assert ("[" in out.getvalue()) is bounds
+    assert "oracle" not in out.getvalue()
+
+
+def test_a_console_shows_the_gap_to_an_oracle_if_there_is_one():
+    run = LoadRuns(("off", "oracle"))
+    block = {"off": served([10] * 4, [1.0] * 4), "oracle": served([10] * 4, [0.5] * 4)}
+    run.add(range(4), 0, block)
+    found = Comparison(runs={1: run}, clock="virtual")
+    out = io.StringIO()
+    results = Results.collect("test", {}, found.rows(oracle="oracle"))
+    show_comparison(Console(stdout=out, stderr=io.StringIO()), found, results)
+    text = " ".join(out.getvalue().split())
+    assert "Share of the way from the best fixed depth to the oracle" in text
+    assert "Goodput" not in text
 
 
 def test_a_policy_that_was_not_run_gets_no_verdict():

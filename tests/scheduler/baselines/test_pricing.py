@@ -50,6 +50,22 @@ def test_verify_seconds_are_those_of_rounds_without_drafting(make_state: Any) ->
     assert verify_seconds(state, 3) == pytest.approx(round_seconds(state, depths))
 
 
+def test_prompts_in_the_pass_are_not_the_price_of_depth(make_state: Any) -> None:
+    plain = verify_seconds(make_state(3, 4, cost=COST, num_context_tokens=60), 6)
+    mixed = verify_seconds(
+        make_state(3, 4, cost=COST, num_prefill_tokens=20, num_context_tokens=60), 6
+    )
+    assert mixed == pytest.approx(plain)  # beyond the knee of a linear machine
+
+
+def test_below_the_knee_prompts_make_the_first_drafts_dear(make_state: Any) -> None:
+    cost = CostModel.linear(base_s=1.0, token_s=0.1, knee=8)
+    free = verify_seconds(make_state(2, 4, cost=cost), 4)
+    filled = verify_seconds(make_state(2, 4, cost=cost, num_prefill_tokens=10), 4)
+    assert free == pytest.approx([1.0] * 5)
+    assert filled == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.4])
+
+
 def test_unknown_counts_of_another_engine_are_taken_as_none(make_state: Any) -> None:
     unknown = make_state(2, 4, cost=COST, num_prefill_tokens=-1, num_context_tokens=-1)
     known = make_state(2, 4, cost=COST, num_prefill_tokens=0, num_context_tokens=0)
