@@ -9,70 +9,39 @@ Legend: N requests, M output positions of all of them, K deepest depth recorded.
 
 from __future__ import annotations
 
-import json
 import os
-import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdepth.scheduler.files import read_bounded, write_atomic
-from specdepth.scheduler.state import Bools, DrafterKind, Floats, Ints
+from specdepth.scheduler.state import Bools, Floats, Ints
 
 from .prompts import Split
+from .trace_format import check as _check
+from .trace_format import naming, read_arrays, write_arrays
+from .trace_info import TraceInfo as TraceInfo
 
-FORMAT = "specdepth-trace"
-FORMAT_VERSION = 1
-MAX_FILE_BYTES = 256 << 20
-MAX_ARRAY_BYTES = 4 << 30
-"""Bound on what a file may unpack to."""
+MAX_REQUEST_TOKENS = 1 << 22
+"""Bound on prompt and answer of one request, so that a bad file cannot ask for any table."""
 
 _COUNTS: Mapping[str, type[np.unsignedinteger[Any]]] = {
     "accepted": np.uint8,
     "proposal_length": np.uint8,
     "match_length": np.uint8,
-    "num_matches": np.uint16,
-    "num_agreeing": np.uint16,
+    "num_matches": np.uint32,
+    "num_agreeing": np.uint32,
 }
 _SIGNALS = ("target_top1", "target_entropy")
 _DRAFT_SIGNALS = ("draft_top1", "draft_entropy", "draft_margin")
+_SHARES = ("target_top1", "draft_top1", "draft_margin")
 _PER_REQUEST = ("num_prompt", "num_tokens", "max_new_tokens")
 _FLAGS = ("held_out", "stopped", "looping")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceInfo:
-    """How a trace was made."""
-
-    model_pair: str
-    """Names of target and drafter, as in `SpeculativeDecoder.model_pair`."""
-    drafter: DrafterKind
-    max_num_speculative_tokens: int
-    """K: replay can go as deep."""
-    verification: Literal["greedy", "coupled"] = "greedy"
-    source: Literal["decoder", "outputs"] = "decoder"
-    """Texts of the real target, or somebody's log of them."""
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    lookup: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of prompt lookup."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    created: str = ""
-    """ISO 8601, UTC."""
-
-    def __post_init__(self) -> None:
-        if self.drafter not in get_args(DrafterKind) or self.drafter == "none":
-            raise ValueError(f"a trace needs a drafter, got {self.drafter!r}.")
-        if not 1 <= self.max_num_speculative_tokens <= 255:
-            raise ValueError(
-                f"a trace records depths up to 1..255, got {self.max_num_speculative_tokens}."
-            )
+_ROUNDING = 1e-6
+"""How far a probability may be out of 0..1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +49,7 @@ class Trace:
     """Recorded outcomes. Position p of a request is the state after p generated tokens.
 
     Raises:
-        ValueError: arrays of wrong lengths, or runs that cannot be.
+        ValueError: arrays of wrong lengths, or numbers that cannot be.
     """
 
     info: TraceInfo
@@ -123,31 +92,48 @@ class Trace:
     """[N] first position of each request."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "starts", np.cumsum(self.num_tokens) - self.num_tokens)
         num, top = len(self.ids), self.info.max_num_speculative_tokens
+        _check(num > 0, "a trace needs at least one request")
+        _check(len(self.kinds) == num, f"kinds is not [{num}]")
         for name in (*_PER_REQUEST, *_FLAGS):
             _check(getattr(self, name).shape == (num,), f"{name} is not [{num}]")
-        _check(len(self.kinds) == num, f"kinds is not [{num}]")
-        _check(num > 0, "it is empty")
         _check(bool((self.num_tokens > 0).all()), "a request has no tokens")
         _check(bool((self.num_prompt > 0).all()), "a prompt is empty")
         _check(bool((self.num_tokens <= self.max_new_tokens).all()), "a text passes its limit")
+        longest = int((self.num_prompt + self.max_new_tokens).max())
+        _check(
+            longest <= MAX_REQUEST_TOKENS,
+            f"a request may have {longest} tokens, the most is {MAX_REQUEST_TOKENS}",
+        )
+        object.__setattr__(self, "starts", np.cumsum(self.num_tokens) - self.num_tokens)
         size = int(self.num_tokens.sum())
-        for name in (*_COUNTS, *_SIGNALS):
-            _check(getattr(self, name).shape == (size,), f"{name} is not [{size}]")
-        for name in _DRAFT_SIGNALS:
-            signal = getattr(self, name)
-            known = signal is not None
-            _check(
-                known == (self.info.drafter == "draft-model"), f"{name} does not fit the drafter"
-            )
-            _check(not known or signal.shape == (size, top), f"{name} is not [{size}, {top}]")
+        for name, kind in _COUNTS.items():
+            values = getattr(self, name)
+            _check(values.shape == (size,), f"{name} is not [{size}]")
+            in_range = (values >= 0) & (values <= np.iinfo(kind).max)
+            _check(bool(in_range.all()), f"{name} is out of range")
+        for name in (*_SIGNALS, *_DRAFT_SIGNALS):
+            self._check_signal(name, size)
         left = np.repeat(self.starts + self.num_tokens, self.num_tokens) - np.arange(size)
         most = np.minimum(self.proposal_length, left)
-        _check(bool((self.accepted >= 0).all()), "a run is negative")
         _check(bool((self.accepted <= most).all()), "a run is longer than its proposal or its text")
         _check(bool((self.proposal_length <= top).all()), f"a proposal is longer than {top}")
         _check(bool((self.num_agreeing <= self.num_matches).all()), "more matches agree than exist")
+
+    def _check_signal(self, name: str, size: int) -> None:
+        """Shape and range; NaN stands for unknown."""
+        signal, shape = getattr(self, name), [size]
+        if name in _DRAFT_SIGNALS:
+            shape.append(self.info.max_num_speculative_tokens)
+            has_model = self.info.drafter == "draft-model"
+            _check((signal is not None) == has_model, f"{name} does not fit the drafter")
+            if not has_model:
+                return
+        _check(signal.shape == tuple(shape), f"{name} is not {shape}")
+        most = 1 + _ROUNDING if name in _SHARES else np.finfo(np.float16).max
+        # Written so that NaN passes.
+        wrong = (signal < -_ROUNDING) | (signal > most)
+        _check(not wrong.any(), f"{name} is out of range")
 
     @property
     def num_requests(self) -> int:
@@ -171,18 +157,27 @@ class Trace:
         kinds: Collection[str] | None = None,
         looping: bool | None = None,
     ) -> Ints:
-        """Indices of requests: of a split, of some kinds, that loop (True) or do not (False)."""
+        """Indices of requests: of a split, of some kinds, that loop (True) or do not (False).
+
+        Raises:
+            ValueError: an unknown split or kind.
+        """
         chosen = np.ones(self.num_requests, np.bool_)
         if split is not None:
+            names = get_args(Split)
+            _check(split in names, f"unknown split {split!r}, expected one of {names}")
             chosen &= self.held_out == (split == "held-out")
         if kinds is not None:
+            recorded = sorted(set(self.kinds))
+            for kind in kinds:
+                _check(kind in recorded, f"no kind {kind!r} in the trace; there are {recorded}")
             chosen &= np.isin(np.array(self.kinds), list(kinds))
         if looping is not None:
             chosen &= self.looping == looping
         return np.flatnonzero(chosen)
 
     def select(self, rows: Ints) -> Trace:
-        """A trace of these requests alone, in this order."""
+        """A trace of these requests alone, in this order; at least one."""
         lengths = self.num_tokens[rows]
         offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         at = np.repeat(self.starts[rows], lengths) + offsets
@@ -204,46 +199,44 @@ class Trace:
         Raises:
             ValueError: none, or traces that were made differently.
         """
-        _check(len(parts) > 0, "there is nothing to put together")
+        _check(len(parts) > 0, "there are no traces to put together")
         first = next(iter(parts))
         made = [replace(part.info, created="", versions={}) for part in parts]
-        _check(all(info == made[0] for info in made), "its parts were recorded differently")
+        _check(
+            all(info == made[0] for info in made),
+            "the traces to put together were recorded differently",
+        )
         joined: dict[str, Any] = {
-            "ids": sum((part.ids for part in parts), ()),
-            "kinds": sum((part.kinds for part in parts), ()),
+            "ids": tuple(name for part in parts for name in part.ids),
+            "kinds": tuple(name for part in parts for name in part.kinds),
         }
         for name in (*_PER_REQUEST, *_FLAGS, *_COUNTS, *_SIGNALS, *_DRAFT_SIGNALS):
             values = [getattr(part, name) for part in parts]
             joined[name] = None if values[0] is None else np.concatenate(values)
         return cls(info=first.info, **joined)
 
-    # -------------------------------------------------------------------- files
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a compressed .npz to `path`, whole or not at all; signals in half precision."""
+        """Write a compressed .npz to `path`, whole or not at all; signals in half precision.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         names = sorted(set(self.kinds))
-        header = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "info": asdict(self.info),
-            "ids": self.ids,
-            "kinds": names,
-        }
+        numbers = {name: number for number, name in enumerate(names)}
+        header = {"info": asdict(self.info), "ids": self.ids, "kinds": names}
         arrays: dict[str, NDArray[Any]] = {
-            "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-            "kind": np.array([names.index(kind) for kind in self.kinds], np.uint8),
+            "kind": np.array([numbers[kind] for kind in self.kinds], np.uint32)
         }
-        for name in (*_PER_REQUEST, *_FLAGS):
-            values = getattr(self, name)
-            arrays[name] = values if name in _FLAGS else values.astype(np.uint32)
+        for name in _PER_REQUEST:
+            arrays[name] = getattr(self, name).astype(np.uint32)
+        for name in _FLAGS:
+            arrays[name] = getattr(self, name)
         for name, kind in _COUNTS.items():
-            arrays[name] = np.minimum(getattr(self, name), np.iinfo(kind).max).astype(kind)
+            arrays[name] = getattr(self, name).astype(kind)
         for name in (*_SIGNALS, *_DRAFT_SIGNALS):
             if (signal := getattr(self, name)) is not None:
                 arrays[name] = signal.astype(np.float16)
-        buffer = BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
-        write_atomic(Path(path), buffer.getvalue())
+        write_arrays(Path(path), header, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -252,54 +245,45 @@ class Trace:
         Raises:
             ValueError: missing, oversized, truncated, damaged or foreign file; the sentence names it.
         """
-        path = Path(path)
-        try:
-            data = BytesIO(read_bounded(path, MAX_FILE_BYTES))
-            with zipfile.ZipFile(data) as archive:
-                unpacked = sum(member.file_size for member in archive.infolist())
-            _check(unpacked <= MAX_ARRAY_BYTES, f"it unpacks to {unpacked} bytes")
-            with np.load(data, allow_pickle=False) as arrays:
-                return cls._from_arrays(dict(arrays.items()))
-        except OSError as error:
-            raise ValueError(f"cannot read trace {path}: {error.strerror or error}.") from error
-        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-            raise ValueError(
-                f"cannot use trace {path}: it is truncated or no trace ({error}); record it again."
-            ) from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"cannot use trace {path}: {error}") from error
+        with naming(Path(path)):
+            header, arrays = read_arrays(Path(path))
+            return cls._from_file(header, arrays)
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Trace:
-        missing = {"header", "kind", *_PER_REQUEST, *_FLAGS, *_COUNTS, *_SIGNALS} - set(arrays)
-        _check(not missing, f"it lacks {', '.join(sorted(missing))}")
-        header = json.loads(arrays["header"].astype(np.uint8).tobytes().decode())
-        is_ours = isinstance(header, dict) and header.get("format") == FORMAT
-        _check(is_ours, f'the field "format" must be "{FORMAT}"')
-        version = header.get("format_version")
-        _check(
-            version == FORMAT_VERSION,
-            f"format version {version!r}, this specdepth reads {FORMAT_VERSION}; record it again",
-        )
+    def _from_file(cls, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Trace:
+        needed = {"kind", *_PER_REQUEST, *_FLAGS, *_COUNTS, *_SIGNALS}
+        missing = sorted(needed - set(arrays))
+        _check(not missing, f"it lacks {', '.join(missing)}")
+        foreign = sorted(set(arrays) - needed - set(_DRAFT_SIGNALS))
+        _check(not foreign, f"it holds the unknown {', '.join(foreign)}")
+        info, ids, kinds = (header.get(name) for name in ("info", "ids", "kinds"))
+        for name, value in (("ids", ids), ("kinds", kinds)):
+            texts = isinstance(value, list) and all(isinstance(one, str) for one in value)
+            _check(texts, f"{name} in its header is no list of texts")
+        assert ids is not None
+        assert kinds is not None
         known = {one.name for one in fields(TraceInfo)}
-        _check(set(header["info"]) <= known, "unknown fields in its info")
-        for name, values in arrays.items():
-            _check(values.dtype.kind in "uifb", f"{name} holds no numbers")
-        kind = arrays["kind"].astype(np.int64)
-        _check(bool((kind < len(header["kinds"])).all()), "unknown kinds")
+        _check(isinstance(info, dict), "its header has no info")
+        assert info is not None
+        _check(set(info) == known, "its info lacks fields or has unknown ones")
+        kind = _whole("kind", arrays["kind"])
+        in_range = kind.shape == (len(ids),) and bool(((kind >= 0) & (kind < len(kinds))).all())
+        _check(in_range, "its kinds do not fit its requests")
         loaded: dict[str, Any] = {name: arrays[name].astype(np.bool_) for name in _FLAGS}
         for name in (*_PER_REQUEST, *_COUNTS):
-            loaded[name] = arrays[name].astype(np.int64)
+            loaded[name] = _whole(name, arrays[name])
         for name in (*_SIGNALS, *_DRAFT_SIGNALS):
             loaded[name] = arrays[name].astype(np.float64) if name in arrays else None
         return cls(
-            info=TraceInfo(**header["info"]),
-            ids=tuple(map(str, header["ids"])),
-            kinds=tuple(str(header["kinds"][index]) for index in kind),
+            info=TraceInfo(**info),
+            ids=tuple(ids),
+            kinds=tuple(kinds[number] for number in kind),
             **loaded,
         )
 
 
-def _check(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(f"{what}.")
+def _whole(name: str, values: NDArray[Any]) -> Ints:
+    """Counts as int64, which must hold them."""
+    fits = values.dtype.kind in "ui" and (values <= np.iinfo(np.int64).max).all()
+    _check(bool(fits), f"{name} holds no counts")
+    return values.astype(np.int64)

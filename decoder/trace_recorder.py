@@ -1,47 +1,33 @@
 """Makes traces: decode once, or take logged outputs, then run any drafter along the texts.
 
-Teacher-forced: at each position of a text the drafter proposes K tokens, which are compared with how the
-text goes on; then one token of the text is committed. Many texts advance at once.
+Prompt lookup goes along whole texts at once, see `record_lookup`. Any other drafter is teacher-forced:
+at each position of a text it proposes K tokens, which are compared with how the text goes on; then one
+token of the text is committed. Many texts advance at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from specdepth.scheduler.baselines.off import Off
-from specdepth.scheduler.state import Floats, Ints
+from specdepth.scheduler.state import Bools, Floats, Ints
 
-from .config import SamplingParams
-from .prompts import Split
-from .request import Request
+from .drafters import Drafter, PromptLookup
+from .loops import is_looping as is_looping
+from .request import GenerationResult, Request
 from .runner import RoundPlan
 from .speculative_decoder import SpeculativeDecoder
 from .trace import Trace, TraceInfo
+from .trace_text import TextToRecord as TextToRecord
+from .trace_text import assemble_trace, check_texts, record_lookup
 
+COUNTS = ("accepted", "proposal_length", "match_length", "num_matches", "num_agreeing")
+DRAFT_SIGNALS = ("draft_top1", "draft_entropy", "draft_margin")
 NO_SLOTS: Ints = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextToRecord:
-    """A prompt and, from a log or a decoder, what followed it."""
-
-    id: str
-    kind: str
-    split: Split
-    prompt_token_ids: Sequence[int]
-    sampling: SamplingParams
-    token_ids: Sequence[int] = ()
-    """Generated tokens, the end token included."""
-    stopped: bool = False
-    """Whether they ended by themselves."""
-    target_top1: Floats = field(default_factory=lambda: np.zeros(0))
-    """[tokens]; empty if not known."""
-    target_entropy: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 def decode_texts(
@@ -58,49 +44,43 @@ def decode_texts(
 
     Raises:
         ValueError: a prompt that the decoder refuses.
+        RuntimeError: the decoder is busy.
     """
     engine = decoder.engine
-    engine.abort_all()
-    engine.take_finished()
+    _check_idle(decoder)
     engine.set_scheduler(Off())
-    seen: dict[int, list[tuple[float, float]]] = {}
-    done: dict[str, Any] = {}
+    signals: list[list[tuple[float, float]]] = [[] for _ in texts]
+    places: dict[int, int] = {}
+    done: dict[str, GenerationResult] = {}
     try:
         for place, text in enumerate(texts):
-            added = engine.add_request(text.prompt_token_ids, text.sampling, f"record-{place}")
-            seen[place] = []
-            if place == 0:
-                first = added.number
+            added = engine.add_request(text.prompt_token_ids, text.sampling, str(place))
+            places[added.number] = place
         while engine.has_work:
             outcome = engine.step()
             assert outcome is not None
+            # Without speculation, a committed token a sequence.
             committed = np.flatnonzero(outcome.num_committed)
-            for row, number in zip(committed, outcome.request_ids[committed] - first, strict=True):
+            for row, number in zip(committed, outcome.request_ids[committed], strict=True):
                 shown = (float(outcome.target_top1[row]), float(outcome.target_entropy[row]))
-                seen[int(number)].append(shown)
-            for result in engine.take_finished():
-                done[result.request_id] = result
-                if progress is not None:
-                    progress(len(done))
+                signals[places[int(number)]].append(shown)
+            done |= {result.request_id: result for result in engine.take_finished()}
+            if progress is not None:
+                progress(len(done))
     except BaseException:
         engine.abort_all()
         engine.take_finished()
         raise
     answered = []
     for place, text in enumerate(texts):
-        result = done[f"record-{place}"]
-        signals = np.array(seen[place], np.float64).reshape(-1, 2)
+        result, shown_here = done[str(place)], np.array(signals[place], np.float64)
         answered.append(
-            TextToRecord(
-                id=text.id,
-                kind=text.kind,
-                split=text.split,
-                prompt_token_ids=text.prompt_token_ids,
-                sampling=text.sampling,
+            replace(
+                text,
                 token_ids=result.token_ids,
                 stopped=result.finish_reason == "stop",
-                target_top1=signals[:, 0],
-                target_entropy=signals[:, 1],
+                target_top1=shown_here[:, 0],
+                target_entropy=shown_here[:, 1],
             )
         )
     return answered
@@ -121,53 +101,55 @@ def record_proposals(
         progress: called with the number of texts that are done.
 
     Raises:
-        ValueError: no texts, one without tokens or too long, or a K deeper than the decoder's.
+        ValueError: no texts, one without tokens or too long, or an info that does not fit the decoder.
         RuntimeError: the decoder is busy.
     """
-    return _Recording(decoder, texts, info).run(progress or (lambda done: None))
+    check_texts(texts)
+    _check_idle(decoder)
+    drafter, top = decoder.runner.draft_source, info.max_num_speculative_tokens
+    if info.drafter != drafter.kind:
+        raise ValueError(f"the trace is to be of {info.drafter}, the decoder has {drafter.kind}.")
+    if top > decoder.config.max_num_speculative_tokens:
+        raise ValueError(
+            f"a trace of depth {top} needs max_num_speculative_tokens of at least as much, the "
+            f"decoder has {decoder.config.max_num_speculative_tokens}."
+        )
+    if isinstance(drafter, PromptLookup):
+        return record_lookup(texts, info, drafter.config, progress)
+    return _Recording(decoder, drafter, texts, info).run(progress)
+
+
+def _check_idle(decoder: SpeculativeDecoder) -> None:
+    if decoder.engine.has_work:
+        raise RuntimeError("The engine has requests of its own; step them to their end first.")
 
 
 class _Recording:
     """One call of `record_proposals`. Legend: R slots in use, K deepest depth."""
 
     def __init__(
-        self, decoder: SpeculativeDecoder, texts: Sequence[TextToRecord], info: TraceInfo
+        self,
+        decoder: SpeculativeDecoder,
+        drafter: Drafter,
+        texts: Sequence[TextToRecord],
+        info: TraceInfo,
     ) -> None:
-        if decoder.engine.has_work:
-            raise RuntimeError("The engine has requests of its own; step them to their end first.")
+        self.texts, self.info, self.drafter = texts, info, drafter
         self.top = info.max_num_speculative_tokens
-        if self.top > decoder.config.max_num_speculative_tokens:
-            raise ValueError(
-                f"a trace of depth {self.top} needs max_num_speculative_tokens of at least as much, "
-                f"the decoder has {decoder.config.max_num_speculative_tokens}."
-            )
-        self.texts, self.info = texts, info
-        self.drafter = decoder.runner.draft_source
         self.seqs, self.pool = decoder.engine.seqs, decoder.engine.pool
-        lengths = [len(text.token_ids) for text in texts]
-        if not lengths or not min(lengths):
-            raise ValueError("a trace needs texts with at least one token each.")
-        self.num_tokens: Ints = np.array(lengths, np.int64)
-        self.starts: Ints = np.cumsum(self.num_tokens) - self.num_tokens
-        size = int(self.num_tokens.sum())
-        self.counts = {
-            name: np.zeros(size, np.int64)
-            for name in (
-                "accepted",
-                "proposal_length",
-                "match_length",
-                "num_matches",
-                "num_agreeing",
-            )
-        }
-        has_model = info.drafter == "draft-model"
-        self.signals = np.full((3, size, self.top), np.nan) if has_model else None
+        num_tokens = np.array([len(text.token_ids) for text in texts])
+        self.starts: Ints = np.cumsum(num_tokens) - num_tokens
+        size = int(num_tokens.sum())
+        self.counts: dict[str, Ints] = {name: np.zeros(size, np.int64) for name in COUNTS}
+        self.signals: dict[str, Floats] | None = None
+        if info.drafter == "draft-model":
+            self.signals = {name: np.full((size, self.top), np.nan) for name in DRAFT_SIGNALS}
         # The text of the request in each slot, and what no token equals beyond its end.
         self.text = np.full((self.seqs.num_slots, self.seqs.max_model_len + self.top), -1, np.int64)
         self.place: Ints = np.zeros(self.seqs.num_slots, np.int64)
 
     @torch.inference_mode()
-    def run(self, progress: Callable[[int], None]) -> Trace:
+    def run(self, progress: Callable[[int], None] | None) -> Trace:
         """Advance all texts, a token a step."""
         waiting = list(range(len(self.texts)))[::-1]
         num_done = 0
@@ -182,12 +164,12 @@ class _Recording:
                     self.seqs.active[slot] = False
                 self.pool.release(ended)
                 num_done += len(ended)
-                if len(ended):
+                if len(ended) and progress is not None:
                     progress(num_done)
         finally:
             self.seqs.active[:] = False
             self.pool.reset()
-        return self._trace()
+        return assemble_trace(self.texts, self.info, self.counts, self.signals)
 
     def _admit(self, index: int) -> bool:
         """Put a text's prompt into a free slot, if there is one with blocks for the whole text."""
@@ -242,13 +224,12 @@ class _Recording:
         counts["num_matches"][at] = offer.num_matches
         counts["num_agreeing"][at] = np.rint(offer.match_agreement * offer.num_matches)
         if self.signals is not None:
-            for kept, signal in zip(
-                self.signals, (proposal.top1, proposal.entropy, proposal.margin), strict=True
-            ):
-                if signal is not None:
-                    kept[at, : signal.shape[1]] = signal
+            shown = (proposal.top1, proposal.entropy, proposal.margin)
+            for name, signal in zip(DRAFT_SIGNALS, shown, strict=True):
+                assert signal is not None
+                self.signals[name][at, : signal.shape[1]] = signal
 
-    def _advance(self, slots: Ints) -> np.ndarray:
+    def _advance(self, slots: Ints) -> Bools:
         """Commit a token of each text; returns which of them have ended."""
         seqs = self.seqs
         lengths = seqs.num_tokens[slots]
@@ -256,49 +237,5 @@ class _Recording:
         seqs.num_tokens[slots] = lengths + 1
         seqs.num_computed[slots] = lengths
         self.drafter.settle(slots)
-        ended: np.ndarray = self.text[slots, lengths + 1] < 0
+        ended: Bools = self.text[slots, lengths + 1] < 0
         return ended
-
-    def _trace(self) -> Trace:
-        texts, size = self.texts, int(self.num_tokens.sum())
-        known = [text.target_top1 if len(text.target_top1) else None for text in texts]
-        top1, entropy = np.full(size, np.nan), np.full(size, np.nan)
-        for start, text, one in zip(self.starts, texts, known, strict=True):
-            if one is not None:
-                top1[start : start + len(one)] = one
-                entropy[start : start + len(one)] = text.target_entropy
-        signals = self.signals if self.signals is not None else (None, None, None)
-        return Trace(
-            info=self.info,
-            ids=tuple(text.id for text in texts),
-            kinds=tuple(text.kind for text in texts),
-            held_out=np.array([text.split == "held-out" for text in texts]),
-            num_prompt=np.array([len(text.prompt_token_ids) for text in texts], np.int64),
-            num_tokens=self.num_tokens,
-            max_new_tokens=np.array([text.sampling.max_new_tokens for text in texts], np.int64),
-            stopped=np.array([text.stopped for text in texts]),
-            looping=np.array([is_looping(text.token_ids) for text in texts]),
-            target_top1=top1,
-            target_entropy=entropy,
-            draft_top1=signals[0],
-            draft_entropy=signals[1],
-            draft_margin=signals[2],
-            **self.counts,
-        )
-
-
-LOOP_TOKENS = 32
-"""Tokens at the end of a text that must repeat for it to count as looping."""
-LOOP_PERIOD = 24
-"""Longest repeated passage."""
-
-
-def is_looping(token_ids: Sequence[int]) -> bool:
-    """Whether a text ends in verbatim repetition: its last 32 tokens repeat with a period up to 24."""
-    tokens = np.asarray(token_ids)
-    if len(tokens) < LOOP_TOKENS:
-        return False
-    for period in range(1, min(LOOP_PERIOD, len(tokens) - LOOP_TOKENS) + 1):
-        if np.array_equal(tokens[-LOOP_TOKENS:], tokens[-LOOP_TOKENS - period : -period]):
-            return True
-    return False
