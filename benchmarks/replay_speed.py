@@ -32,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     printer = Printer(arguments.json_only)
     num_repeats = 3 if arguments.quick else 9
-    decoder = ReplayDecoder(
-        load_trace(arguments.trace), CostModel.linear(), EngineConfig(max_num_seqs=NUM_SEQS)
-    )
+    trace = load_trace(arguments.trace)
+    top = trace.info.max_num_speculative_tokens
+    config = EngineConfig(max_num_seqs=NUM_SEQS, max_num_speculative_tokens=top)
+    decoder = ReplayDecoder(trace, CostModel.linear(), config)
     requests = decoder.requests()[: 100 if arguments.quick else None]
     workload = Workload(requests=requests, process=ClosedLoop.constant(NUM_SEQS))
     policies = {name: make_scheduler(name) for name in (*POLICIES, *arguments.policies)}

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.agents.made_trace import make_trace
+
 Script = Callable[..., dict[str, Any]]
 
 
@@ -125,6 +127,24 @@ def test_versus_vllm_says_how_to_set_it_up(capsys: pytest.CaptureFixture[str]) -
 
     assert versus_vllm.main([]) == 2
     assert "--python" in capsys.readouterr().out
+
+
+def test_cost_model_error(script: Script) -> None:
+    found = script("cost_model_error")
+    assert 0 <= found["median"] <= found["p95"]
+
+
+def test_replay_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import replay_speed
+
+    trace = tmp_path / "made.npz"
+    make_trace(20, num_tokens=6).save(trace)
+    replay_speed.main(["--quick", "--trace", str(trace), "--policies", "greedy:match"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["sequence_rounds_per_second"] == found["by_policy"]["fixed:4"] > 0
+    assert found["by_policy"]["greedy:match"] > 0
+    assert found["num_requests"] == 20
+    assert "target" not in found
 
 
 FAKE_VLLM = '''

@@ -9,42 +9,28 @@ from specdepth.decoder.config import EngineConfig
 from specdepth.decoder.engine_profile import EngineProfile, Lagged
 from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.serving import ServeResult, serve
-from specdepth.decoder.trace import Trace, TraceInfo
+from specdepth.decoder.trace import Trace
 from specdepth.decoder.workload import ClosedLoop, Workload
 from specdepth.scheduler.baselines import FixedDepth
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.state import Ints, RoundOutcome, RoundState
+from tests.decoder.traces import toy_trace
 
 COST = CostModel.linear(knee=4, draft_base_s=0.004, draft_token_s=0.001)
 
 
-def toy_trace(drafter: str = "draft-model", num: int = 8, length: int = 20, top: int = 4) -> Trace:
+def eight_texts() -> Trace:
+    """Of 20 tokens each, with a draft model that is often right."""
     rng = np.random.default_rng(1)
-    size = num * length
-    left = np.tile(np.arange(length, 0, -1), num)
-    run = np.minimum(np.minimum(rng.geometric(0.4, size) - 1, top), left)
-    matched = np.full(size, int(drafter != "draft-model"))
-    signal = rng.random((size, top)) if drafter == "draft-model" else None
-    return Trace(
-        info=TraceInfo(model_pair="a+b", drafter=drafter, max_num_speculative_tokens=top),  # type: ignore[arg-type]
-        ids=tuple(map(str, range(num))),
-        kinds=("toy",) * num,
-        held_out=np.zeros(num, np.bool_),
-        num_prompt=np.arange(3, 3 + num),
-        num_tokens=np.full(num, length),
-        max_new_tokens=np.full(num, length),
-        stopped=np.zeros(num, np.bool_),
-        looping=np.zeros(num, np.bool_),
-        accepted=run,
-        proposal_length=np.full(size, top),
-        match_length=matched,
-        num_matches=matched,
-        num_agreeing=matched,
-        target_top1=rng.random(size),
-        target_entropy=rng.random(size),
-        draft_top1=signal,
-        draft_entropy=signal,
-        draft_margin=signal,
+    left = np.tile(np.arange(20, 0, -1), 8)
+    return toy_trace(
+        (20,) * 8,
+        drafter="draft-model",
+        top=4,
+        proposal_length=np.full(160, 4),
+        accepted=np.minimum(np.minimum(rng.geometric(0.4, 160) - 1, 4), left),
+        max_new_tokens=np.full(8, 20),
+        stopped=np.zeros(8, np.bool_),
     )
 
 
@@ -69,7 +55,7 @@ def replay(
     scheduler: ByPosition | FixedDepth, profile: EngineProfile, load: int = 3
 ) -> tuple[list[RoundOutcome], ServeResult]:
     decoder = ReplayDecoder(
-        toy_trace(), COST, EngineConfig(max_num_seqs=4, max_num_speculative_tokens=4), profile
+        eight_texts(), COST, EngineConfig(max_num_seqs=4, max_num_speculative_tokens=4), profile
     )
     rounds: list[RoundOutcome] = []
     workload = Workload(requests=decoder.requests(), process=ClosedLoop.constant(load))
