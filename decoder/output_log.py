@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import SamplingParams
-from .prompts import Prompt, Split, render
+from .prompts import Prompt, Split, render, split_of
 from .tokenizers import end_token_ids
 from .trace_text import TextToRecord
 
@@ -52,12 +51,6 @@ class LoggedOutput:
         """Whether any of it is text."""
         is_ids = all(isinstance(token, int) for token in self.prompt)
         return isinstance(self.prompt, str) or isinstance(self.output, str) or not is_ids
-
-
-def split_of(text: str, held_out_fraction: float = 0.5) -> Split:
-    """Split of a request by its prompt's text alone, as in `load_prompt_file`."""
-    share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-    return "held-out" if share < held_out_fraction else "train"
 
 
 def read_output_log(path: Path | str, columns: LogColumns | None = None) -> Iterator[LoggedOutput]:

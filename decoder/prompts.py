@@ -107,13 +107,18 @@ def load_prompt_file(
         if not line.strip():
             continue
         text = _text_of(line, column, f"{path}, line {number}") if is_jsonl else line.rstrip("\r")
-        share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-        split: Split = "held-out" if share < held_out_fraction else "train"
+        split = split_of(text, held_out_fraction)
         prompt_id = f"{path.name}:{number}"
         prompts.append(Prompt(id=prompt_id, kind=kind, text=text, split=split, chat=chat))
     if not prompts:
         raise ValueError(f"prompt file {path} holds no prompt.")
     return tuple(prompts)
+
+
+def split_of(text: str, held_out_fraction: float = 0.5) -> Split:
+    """Split of a prompt, by its text alone."""
+    share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+    return "held-out" if share < held_out_fraction else "train"
 
 
 def _text_of(line: str, column: str, where: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from specdepth.agents import recording
-from specdepth.agents.cli import COMMANDS, Command, main
+from specdepth.agents.cli import main
 from specdepth.agents.trace_parts import TraceParts
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.prompts import load_prompt_file
@@ -23,13 +23,7 @@ from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.decoder.trace import Trace
 from tests.agents.tiny_target import byte_tokenizer, save_tiny_target, write_prompts
 
-RECORD = Command("record_command", "Record a trace.")
 NUM_PROMPTS = 10
-
-
-@pytest.fixture(autouse=True)
-def command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMMANDS, "record", RECORD)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +195,6 @@ def test_a_log_of_token_ids_needs_no_model_and_no_tokenizer(log, tmp_path):
     code = (
         "import sys\n"
         "from specdepth.agents import cli\n"
-        "cli.COMMANDS['record'] = cli.Command('record_command', '')\n"
         "code = cli.main(sys.argv[1:])\n"
         "print(*[name for name in ('torch', 'transformers') if name in sys.modules])\n"
         "sys.exit(code)\n"
@@ -283,13 +276,8 @@ def test_the_tables_say_what_was_recorded(log, capsys, tmp_path):
 def test_ctrl_c_keeps_complete_parts(target, prompts, tmp_path):
     out = tmp_path / "t.npz"
     flags = decode_flags(target, prompts, out, "--max-new-tokens", "200")
-    code = (
-        "import sys\nfrom specdepth.agents import cli\n"
-        "cli.COMMANDS['record'] = cli.Command('record_command', '')\n"
-        "sys.exit(cli.main(sys.argv[1:]))\n"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "record", *flags],
+        [sys.executable, "-m", "specdepth", "record", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdepth.decoder.config import SamplingParams
-from specdepth.decoder.output_log import LogColumns, read_output_log, split_of, to_texts
-from specdepth.decoder.prompts import load_prompt_file
+from specdepth.decoder.output_log import LogColumns, read_output_log, to_texts
+from specdepth.decoder.prompts import load_prompt_file, split_of
 from tests.decoder.tiny import char_tokenizer
 
 SAMPLING = SamplingParams(max_new_tokens=8)
