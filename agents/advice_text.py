@@ -123,7 +123,7 @@ def as_mapping(advice: Advice) -> dict[str, Any]:
         "off_above": advice.off_above,
         "max_load": advice.max_load,
         "best_single_depth": advice.best_single,
-        "rule": advice.rule,
+        "rule": repr(advice.rule),
         "means": {
             "table_over_off": advice.mean("table"),
             "rule_over_off": advice.mean("rule"),

@@ -91,7 +91,7 @@ class Advice:
     """Best depth by batch size; never rises with it."""
     best_single: int
     """Best depth if there must be one for all loads."""
-    rule: str
+    rule: CappedGreedyDepth
     """The per-sequence rule, with what was chosen for it."""
     extrapolation: str | None
     """A sentence on passes beyond the cost model's largest; None if there are none."""
@@ -191,7 +191,7 @@ def advise(
         loads=tuple(found),
         table=table,
         best_single=best_single_depth(sweep),
-        rule=repr(rule),
+        rule=rule,
         extrapolation=cost.extrapolation(max(sweep) * (1 + grid[-1])),
     )
 

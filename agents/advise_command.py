@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .advise import Advice
 
 DEFAULT = "default"
-VLLM_FILE, SGLANG_FILE = "vllm.json", "sglang.json"
+VLLM_FILE, SGLANG_FILE, RULE_FILE = "vllm.json", "sglang.json", "rule.json"
 TRACE_FILE = "trace.npz"
 
 
@@ -29,8 +29,8 @@ class Options(CommonOptions):
     Replays a trace, or the log of a server, at rising loads with the pass times of a machine: the knee,
     the loads at which drafting pays, the batch size above which to switch it off, the best table as
     settings for vLLM and SGLang, and what a policy with a depth for each sequence would add. Needs no
-    GPU; with a trace, or a log of token ids, no model either. Writes advice.json, vllm.json and
-    sglang.json.
+    GPU; with a trace, or a log of token ids, no model either. Writes advice.json, vllm.json,
+    sglang.json, and with a survival model rule.json, which `--policies rule:FILE` takes.
 
     specdepth advise
     specdepth advise --from-outputs log.jsonl --tokenizer org/model --cost-from times.csv
@@ -64,8 +64,10 @@ class Options(CommonOptions):
     """Deepest depth, K; as deep as recorded by default."""
     engine: str = "specdepth"
     """Engine to replay: "specdepth", or "vllm-like": a round of lag, padded drafts."""
-    survival: Path | None = None
-    """Folder of a fitted survival model for the per-sequence policy; counts of the trace by default."""
+    survival: str | None = None
+    """Survival estimator of the per-sequence policy: a shipped model, the folder of a fitted one, match,
+    positions, ema or confidence. By default a shipped model of the same pair, else counts of the
+    trace."""
 
 
 def run(options: Options, console: Console) -> None:
@@ -75,7 +77,8 @@ def run(options: Options, console: Console) -> None:
         ValueError: bad options, an empty log, or a trace and cost model that do not fit.
     """
     from specdepth.decoder.engine_profile import EngineProfile
-    from specdepth.scheduler.survival_model import SurvivalModel
+    from specdepth.scheduler.baselines.greedy_file import save_greedy
+    from specdepth.scheduler.baselines.survival_names import make_survival, shipped_survival_for
 
     from .advice_text import as_mapping, caveats, judged_grid, sentences, sweep_grid
     from .advise import advise
@@ -86,13 +89,13 @@ def run(options: Options, console: Console) -> None:
     cost = _cost(options)
     profile = EngineProfile.named(options.engine)
     trace = _trace(options, folder, console)
+    info = trace.info
+    top = options.max_num_speculative_tokens or info.max_num_speculative_tokens
+    survival_name = options.survival or shipped_survival_for(info.model_pair, info.drafter, top)
     survival = None
-    if options.survival is not None:
-        top = options.max_num_speculative_tokens
-        survival = SurvivalModel.load(
-            options.survival,
-            drafter=trace.info.drafter,
-            max_num_speculative_tokens=top or trace.info.max_num_speculative_tokens,
+    if survival_name is not None:
+        survival = make_survival(
+            survival_name, drafter=info.drafter, max_num_speculative_tokens=top
         )
     with console.progress("Replaying") as update:
         found = advise(
@@ -119,6 +122,17 @@ def run(options: Options, console: Console) -> None:
     make_folder(folder)
     for name, values in files.items():
         write_atomically(folder / name, json.dumps(values, indent=1, default=str) + "\n")
+    written = list(files)
+    if survival_name is not None:
+        save_greedy(
+            folder / RULE_FILE,
+            survival_name,
+            found.rule,
+            command=command_line(),
+            cost_model=cost.name,
+            trace=options.trace if options.from_outputs is None else TRACE_FILE,
+        )
+        written.append(RULE_FILE)
     console.table(sweep_grid(found))
     console.table(judged_grid(found))
     for line in sentences(found):
@@ -129,7 +143,7 @@ def run(options: Options, console: Console) -> None:
     console.show("")
     for line in caveats(found):
         console.show(line)
-    console.say(f"Wrote {', '.join(files)} in {folder}.")
+    console.say(f"Wrote {', '.join(written)} in {folder}.")
     console.finish(json.loads(json.dumps(result, default=str)))
 
 

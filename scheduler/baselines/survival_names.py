@@ -31,6 +31,24 @@ def shipped_survival_models() -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
 
 
+def shipped_survival_for(
+    model_pair: str, drafter: str, max_num_speculative_tokens: int
+) -> str | None:
+    """Name of a shipped model that was fitted for this pair, drafter and K; None if there is none."""
+    for name in shipped_survival_models():
+        try:
+            make_survival(
+                name,
+                model_pair=model_pair,
+                drafter=drafter,
+                max_num_speculative_tokens=max_num_speculative_tokens,
+            )
+        except ValueError:
+            continue
+        return name
+    return None
+
+
 def make_survival(
     name: str,
     *,

@@ -160,7 +160,7 @@ def test_advice_is_json_with_all_loads(crossing: Advice) -> None:
 def test_own_survival_and_engine_profile_are_used() -> None:
     profile = EngineProfile.named("vllm-like")
     found = advise(trace_of(2), KNEE, [2], survival=PositionSurvival(), profile=profile)
-    assert "PositionSurvival" in found.rule
+    assert "PositionSurvival" in repr(found.rule)
 
 
 def test_progress_rises_to_the_end() -> None:
@@ -194,7 +194,7 @@ def test_a_draft_model_is_judged_by_its_confidence() -> None:
     )
     cost = CostModel.linear(knee=10_000, max_tokens=20_000, draft_base_s=0.001)
     found = advise(trace, cost, [1, 4])
-    assert "ConfidenceSurvival" in found.rule
+    assert "ConfidenceSurvival" in repr(found.rule)
     assert found.loads[0].depth == 3
     text = " ".join(caveats(found))
     assert "temperature 1" in text

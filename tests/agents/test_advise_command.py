@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdepth.agents.advise import advise
 from specdepth.agents.advise_command import Options, engine_settings, run, settings_text
 from specdepth.agents.console import Console
 from specdepth.decoder.trace import Trace
-from specdepth.scheduler.baselines import TableDepth
+from specdepth.decoder.trace_files import load_trace
+from specdepth.scheduler.baselines import TableDepth, make_scheduler
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
 from specdepth.scheduler.cost import CostModel
 from tests.agents.made_trace import make_trace
 
@@ -200,3 +203,41 @@ def test_bad_input_is_refused_in_a_sentence(log: Path, times: Path, tmp_path: Pa
     assert "--trace and --from-outputs exclude" in refusal(both)
     assert "unknown engine profile" in refusal(Options(engine="other", **with_times))
     assert not out.exists()
+
+
+def test_a_rule_over_a_named_estimator_can_be_loaded_again(
+    log: Path, times: Path, tmp_path: Path
+) -> None:
+    run_json(
+        Options(
+            from_outputs=log,
+            cost_from=times,
+            loads=(1, 2),
+            depths=(2,),
+            survival="match",
+            out=tmp_path,
+            json=True,
+        )
+    )
+    rule = make_scheduler(f"rule:{tmp_path / 'rule.json'}")
+    assert isinstance(rule, CappedGreedyDepth)
+    assert sorted(rule.shrinkage) == [1, 2]
+    assert json.loads((tmp_path / "rule.json").read_text())["notes"]["trace"] == "trace.npz"
+
+
+def test_the_shipped_model_is_used_for_traces_of_its_pair(tmp_path: Path) -> None:
+    shipped = load_trace("default")
+    few = np.concatenate([shipped.rows("train")[:4], shipped.rows("held-out")[:4]])
+    shipped.select(few).save(tmp_path / "few.npz")
+    found = run_json(
+        Options(
+            trace=str(tmp_path / "few.npz"),
+            cost="cpu-smollm2-bf16",
+            loads=(1,),
+            depths=(4,),
+            out=tmp_path / "out",
+            json=True,
+        )
+    )
+    assert "SurvivalModel" in found["rule"]
+    assert (tmp_path / "out" / "rule.json").is_file()
