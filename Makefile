@@ -13,7 +13,7 @@ OLDEST_TESTS ?= tests/decoder tests/envs tests/agents
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
-BENCHMARKS ?= ragged_cost depth_zero versus_transformers decision_cost
+BENCHMARKS ?= ragged_cost depth_zero versus_transformers decision_cost replay_speed cost_model_error causal_rules
 
 BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install $(if $(CI),--quiet --quiet)
