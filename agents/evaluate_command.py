@@ -9,6 +9,8 @@ from .console import Console, Interrupted
 from .options import FIXED_DEPTHS, LOADS, IntList, NameList, PromptOptions
 
 DEFAULT_MINUTES = 5.0
+DEFAULT_POLICY = "heuristic"
+"""In live runs; in replay every rule is."""
 PROFILE_SECONDS = 15.0
 
 
@@ -29,8 +31,9 @@ class Options(PromptOptions):
 
     mode: Literal["live", "replay"] = "live"
     """Decode with the models, or replay a trace."""
-    policies: NameList = ("heuristic",)
-    """Names, with commas: heuristic, fixed:3, table:1-4=4,5-=0, policy:FOLDER."""
+    policies: NameList = ()
+    """Names, with commas: heuristic, fixed:3, table:1-4=4,5-=0, policy:FOLDER; by default heuristic, and
+    in replay every rule."""
     loads: IntList = LOADS
     """Concurrent requests, with commas."""
     fixed_depths: IntList = ()
@@ -81,6 +84,7 @@ def run(options: Options, console: Console) -> None:
         )
     from specdepth.decoder.config import SamplingParams
 
+    from .decision_log import acceptance_rows
     from .evaluate import evaluate
     from .profile_command import measure_cost
     from .report import write_report
@@ -99,7 +103,8 @@ def run(options: Options, console: Console) -> None:
     from .verdicts import show_comparison, verdicts
 
     top = options.max_num_speculative_tokens
-    names = with_fixed(options.policies, options.fixed_depths or FIXED_DEPTHS, top)
+    asked = options.policies or (DEFAULT_POLICY,)
+    names = with_fixed(asked, options.fixed_depths or FIXED_DEPTHS, top)
     check_names(names, top)
     folder = new_folder(options, "evaluate")
     prompts = find_prompts(options, options.split)
@@ -131,21 +136,23 @@ def run(options: Options, console: Console) -> None:
             progress=update,
         )
     notes = list(found.notes)
-    focus = next((name for name in options.policies if name in found.policies), None)
+    focus = next((name for name in asked if name in found.policies), None)
     if found.loads:
         table = implied_table(found, decoder.engine.cost, decoder.config.max_num_seqs)
         notes.append(
             "The table that the fixed depths of these runs imply, in hindsight: "
             f"{table_name(table)}"
         )
-        for name in options.policies:
+        for name in asked:
             notes += verdicts(found, name)
     cost = decoder.engine.cost
     config = config_of(options, minutes_used=minutes)
+    rows = found.rows(tpot_limit_ms=options.tpot_limit_ms)
+    rows += acceptance_rows(found, found.policies)
     results = Results.collect(
         command_line(),
         config,
-        found.rows(tpot_limit_ms=options.tpot_limit_ms),
+        rows,
         device=str(decoder.target.device),
     )
     results.save(folder / "results.json")

@@ -39,6 +39,8 @@ class Tuned:
     """The policies asked for, and the tuned table."""
     best_single: str | None = None
     """Name of a fixed depth."""
+    strongest: str | None = None
+    """Name of the best policy that is neither fixed nor the table."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -54,6 +56,8 @@ def run_in_replay(options: Options, console: Console) -> None:
     from specdepth.scheduler.baselines import make_scheduler
     from specdepth.scheduler.cost_files import load_cost
 
+    from .decision_log import acceptance_rows, record_decisions
+    from .default_rules import default_rules
     from .replay_evaluate import ORACLE, evaluate_replay
     from .replay_workloads import check_arrivals
     from .report import write_report
@@ -68,6 +72,7 @@ def run_in_replay(options: Options, console: Console) -> None:
     )
     profile = EngineProfile.named(options.engine)
     depths = options.fixed_depths or tuple(range(1, top + 1))
+    asked = options.policies or default_rules(trace.info, top)
     policies = {
         name: make_scheduler(
             name,
@@ -75,7 +80,7 @@ def run_in_replay(options: Options, console: Console) -> None:
             drafter=trace.info.drafter,
             max_num_speculative_tokens=top,
         )
-        for name in with_fixed(options.policies, depths, top)
+        for name in with_fixed(asked, depths, top)
     }
     rows = trace.rows(options.split, looping=LOOPING[options.looping])
     arrivals = cast("Sequence[ArrivalKind]", options.arrivals)
@@ -99,8 +104,23 @@ def run_in_replay(options: Options, console: Console) -> None:
     if tuned.best_single is not None:
         for one in found.runs.values():
             one.add_alias(BEST_SINGLE, tuned.best_single)
+    focus = _focus(asked, tuned)
+    with console.progress("Watching") as update:
+        update(0.0, focus)
+        watched = [focus, *(name for name in (TABLE,) if name in tuned.policies)]
+        seen = record_decisions(
+            trace,
+            cost,
+            {name: tuned.policies[name] for name in watched},
+            options.loads,
+            arrivals=arrivals,
+            rows=rows,
+            seed=options.seed,
+            config=config,
+            profile=profile,
+        )
     notes = [*found.notes, *tuned.notes]
-    for name in options.policies:
+    for name in options.policies or (focus,):
         notes += verdicts(found, name, TABLE)
     numbers = found.rows(
         best_single=tuned.best_single,
@@ -108,15 +128,25 @@ def run_in_replay(options: Options, console: Console) -> None:
         oracle=ORACLE,
         tpot_limit_ms=options.tpot_limit_ms,
     )
-    results = Results.collect(command_line(), config_of(options, cost_model=cost.name), numbers)
+    numbers += [*acceptance_rows(found, found.policies), *seen.rows]
+    results = Results.collect(
+        command_line(), config_of(options, cost_model=cost.name), numbers, series=seen.series
+    )
     results.save(folder / "results.json")
-    focus = next(iter(options.policies), None)
     report = write_report(folder, results, cost, focus=focus, notes=notes)
     show_comparison(console, found, results)
     for note in notes:
         console.show(note)
     console.say(f"Wrote {report} and {folder / 'results.json'}.")
     console.finish({"results": results.as_mapping(), "notes": notes, "folder": str(folder)})
+
+
+def _focus(asked: Sequence[str], tuned: Tuned) -> str:
+    """What the report is about: a learned policy, else what training says is the strongest rule."""
+    from specdepth.scheduler.learned import LearnedScheduler
+
+    learned = [name for name in asked if isinstance(tuned.policies[name], LearnedScheduler)]
+    return next(iter(learned), tuned.strongest or asked[0])
 
 
 def _tune(
@@ -170,4 +200,10 @@ def _tune(
         f"On the training split the best single depth is {best}, the best table {table_name(table)}, "
         f"and the strongest policy {best_name}; all were chosen there, not on these requests."
     ]
-    return Tuned({**policies, TABLE: table}, f"fixed:{best}" if best else OFF, notes)
+    tuned.pop(TABLE)
+    return Tuned(
+        {**policies, TABLE: table},
+        best_single=f"fixed:{best}" if best else OFF,
+        strongest=strongest(tuned) if tuned else None,
+        notes=notes,
+    )

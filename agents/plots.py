@@ -53,6 +53,10 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+LoadPoint = tuple[float, int | str]
+"""Where a load stands on an axis, and its name in the results."""
+
+
 @dataclass(frozen=True, slots=True)
 class LineStyle:
     """How a policy looks in each figure."""
@@ -64,16 +68,22 @@ class LineStyle:
 
 
 def line_styles(policies: Sequence[str], focus: str | None) -> dict[str, LineStyle]:
-    """A style for each policy: off grey and dashed, fixed depths in blues, `focus` red and bold."""
+    """A style for each policy: off grey and dashed, fixed depths in blues, `focus` red and bold.
+
+    Oracles are thin and dotted: nobody can run them.
+    """
     fixed = [name for name in policies if name.startswith("fixed")]
-    others = [name for name in policies if name not in (*fixed, "off", focus)]
+    oracles = [name for name in policies if name.startswith("oracle:")]
+    others = [name for name in policies if name not in (*fixed, *oracles, "off", focus)]
     styles = {}
     for i, name in enumerate(fixed):
         shade = FIXED_BLUES[round((i + 1) / max(len(fixed), 1) * (len(FIXED_BLUES) - 1))]
         styles[name] = LineStyle(shade, "^Dv<>pd8"[i % 8], "-", 1.4)
+    for i, name in enumerate(oracles):
+        styles[name] = LineStyle(_INK, "1234"[i % 4], ":", 1.0)
     for i, name in enumerate(others):
-        color = (ORANGE, GREEN, PINK, SKY)[i % 4]
-        styles[name] = LineStyle(color, "XPh*H"[i % 5], ("-.", ":")[i // 4 % 2], 1.6)
+        color = (ORANGE, GREEN, PINK, SKY, BLUE)[i % 5]
+        styles[name] = LineStyle(color, "XPh*H"[i % 5], ("-.", ":", "--")[i // 5 % 3], 1.6)
     styles["off"] = LineStyle(GREY, "s", "--", 1.6)
     if focus is not None:
         styles[focus] = LineStyle(RED, "o", "-", 2.6)
@@ -114,7 +124,7 @@ def knee_plot(cost: CostModel) -> str:
         axes.set_xlabel("packed tokens in a pass")
         axes.set_ylabel("pass time (ms)")
         axes.legend(loc="upper left")
-        return page.svg("knee", "Pass time against packed tokens")
+        return page.svg("knee", f"Line chart: pass time (ms) against packed tokens. {note}.")
 
 
 def metric_plot(
@@ -124,33 +134,69 @@ def metric_plot(
     styles: dict[str, LineStyle],
     *,
     policies: Sequence[str],
+    rest: Sequence[str] = (),
+    loads: Sequence[LoadPoint] | None = None,
+    load_label: str = "load (concurrent sequences)",
     reference: float | None = None,
+    bands: bool = False,
+    focus: str | None = None,
+    name: str | None = None,
 ) -> str:
     """A metric against load, a line a policy, with its intervals.
 
     Args:
-        results: with rows of `metric` at numeric loads.
+        results: with rows of `metric`.
         metric: name of the metric.
         label: of the y axis, with unit.
         styles: by policy.
         policies: to draw, in order.
+        rest: to draw in grey beneath them.
+        loads: where to draw; the numeric ones by default.
+        load_label: of the x axis.
         reference: level to mark.
+        bands: show intervals as bands, not as bars; oracles go without.
+        focus: policy whose numbers the alternative text holds.
+        name: prefix of ids in the figure, unique on its page; the metric by default.
     """
+    if loads is None:
+        loads = [(float(load), load) for load in numeric_loads(results)]
+    places = {load: x for x, load in loads}
+
+    def found_rows(policy: str) -> list[ResultRow]:
+        rows = [results.find(policy, load, metric) for load in places]
+        return [row for row in rows if row is not None]
+
     with _Drawing(6.4, 3.8) as page:
         axes = page.axes
-        loads = numeric_loads(results)
+        for i, policy in enumerate(rest):
+            rows = found_rows(policy)
+            axes.plot(
+                [places[row.load] for row in rows],
+                [row.value for row in rows],
+                color=GREY,
+                lw=0.8,
+                alpha=0.5,
+                label=f"{len(rest)} others" if i == 0 else None,
+                zorder=2,
+            )
         for i, policy in enumerate(policies):
-            rows = [results.find(policy, load, metric) for load in loads]
-            found = [row for row in rows if row is not None]
-            if not found:
+            rows = found_rows(policy)
+            if not rows:
                 continue
             style = styles[policy]
             # Side by side, or intervals of close policies hide each other.
-            shift = 2 ** (0.09 * (i - (len(policies) - 1) / 2))
+            step = min(0.09, 0.5 / len(policies))
+            shift = 1.0 if bands else 2 ** (step * (i - (len(policies) - 1) / 2))
+            x, y = [places[row.load] * shift for row in rows], [row.value for row in rows]
+            below, above = _bars(rows)
+            if bands and not policy.startswith("oracle:"):
+                low = [value - bar for value, bar in zip(y, below, strict=True)]
+                high = [value + bar for value, bar in zip(y, above, strict=True)]
+                axes.fill_between(x, low, high, color=style.color, alpha=0.12, lw=0)
             axes.errorbar(
-                [float(row.load) * shift for row in found],
-                [row.value for row in found],
-                yerr=_bars(found),
+                x,
+                y,
+                yerr=None if bands else [below, above],
                 color=style.color,
                 marker=style.marker,
                 ls=style.dashes,
@@ -165,10 +211,13 @@ def metric_plot(
             axes.axhline(reference, color=GREY, lw=1, ls="--")
         else:
             axes.set_ylim(bottom=0)
-        _load_axis(axes, loads)
+        _load_axis(axes, list(places.values()), load_label)
         axes.set_ylabel(label)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02))
-        return page.svg(metric, f"{label} against load")
+        rows = [] if focus is None else found_rows(focus)
+        values = ", ".join(f"{row.value:.3f} at {places[row.load]:g}" for row in rows)
+        text = f"Line chart: {label} against {load_label}"
+        return page.svg(name or metric, f"{text}. {focus}: {values}." if rows else f"{text}.")
 
 
 def depth_heatmap(results: Results, policy: str) -> str | None:
@@ -191,16 +240,36 @@ def depth_heatmap(results: Results, policy: str) -> str | None:
             )
         axes.set_xticks(range(len(loads)), [str(load) for load in loads])
         axes.set_yticks(depths)
-        axes.set_xlabel("load (concurrent sequences)")
+        axes.set_xlabel("load")
         axes.set_ylabel("depth (tokens)")
-        return page.svg("depths", f"Percent of depths that {policy} chose, by load")
+        text = "; ".join(
+            f"load {load}: "
+            + ", ".join(f"{100 * share:.0f} % at {k}" for k, share in enumerate(column))
+            for load, column in zip(loads, shares.T, strict=True)
+        )
+        return page.svg("depths", f"Heat map: percent of rounds at each depth of {policy}. {text}.")
 
 
 def acceptance_plot(
-    results: Results, policies: Sequence[str], styles: dict[str, LineStyle]
+    results: Results,
+    policies: Sequence[str],
+    styles: dict[str, LineStyle],
+    *,
+    by: str = "position",
+    x_label: str = "position of the drafted token",
+    y_label: str = "accepted, of those reached",
 ) -> str | None:
-    """Acceptance by position at the lowest and the highest load; None without such rows."""
-    pattern = r"acceptance_at_position_(\d+)"
+    """Acceptance at the lowest and the highest load; None without such rows.
+
+    Args:
+        results: with rows `acceptance_at_{by}_N`.
+        policies: to draw.
+        styles: by policy.
+        by: "position" of a token, or "depth" of its round.
+        x_label: of the x axis.
+        y_label: of the y axis.
+    """
+    pattern = rf"acceptance_at_{by}_(\d+)"
     loads = numeric_loads(results)
     ends = sorted({loads[0], loads[-1]}) if loads else []
     lines = []
@@ -209,7 +278,7 @@ def acceptance_plot(
             points = {
                 j: row.value
                 for j in _numbered(results, policy, pattern)
-                if (row := results.find(policy, load, f"acceptance_at_position_{j}")) is not None
+                if (row := results.find(policy, load, f"acceptance_at_{by}_{j}")) is not None
             }
             if points:
                 lines.append((policy, load, points))
@@ -229,10 +298,14 @@ def acceptance_plot(
             )
         axes.set_ylim(0, 1.02)
         axes.set_xticks(range(1, 1 + max(max(points) for _, _, points in lines)))
-        axes.set_xlabel("position of the drafted token")
-        axes.set_ylabel("accepted, of those reached")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02))
-        return page.svg("acceptance", "Acceptance by position")
+        text = "; ".join(
+            f"{policy}, load {load}: " + ", ".join(f"{y:.2f} at {x}" for x, y in points.items())
+            for policy, load, points in lines
+        )
+        return page.svg(f"acceptance-{by}", f"Line chart: {y_label}, by {x_label}. {text}.")
 
 
 def time_plot(results: Results, policies: Sequence[str]) -> str | None:
@@ -259,7 +332,12 @@ def time_plot(results: Results, policies: Sequence[str]) -> str | None:
         axes.set_xlim(0, 100)
         axes.set_xlabel("share of round time (%)")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02))
-        return page.svg("time", "Time split of rounds")
+        text = "; ".join(
+            f"{name}: "
+            + ", ".join(f"{part} {x:.0f} %" for (part, _), x in zip(parts, xs, strict=True))
+            for name, xs in bars
+        )
+        return page.svg("time", f"Bar chart: share of round time. {text}.")
 
 
 def series_plot(name: str, series: Series) -> str:
@@ -275,7 +353,8 @@ def series_plot(name: str, series: Series) -> str:
             axes.plot(series.x, y, "o-", color=BLUE, ms=4)
         axes.set_xlabel(series.x_label)
         axes.set_ylabel(series.y_label)
-        return page.svg(f"series-{name}", f"{series.y_label} against {series.x_label}")
+        text = f"Line chart: {series.y_label} against {series.x_label}"
+        return page.svg(f"series-{name}", f"{text}, from {y[0]:.4g} to {y[-1]:.4g}.")
 
 
 def numeric_loads(results: Results) -> list[int]:
@@ -284,10 +363,15 @@ def numeric_loads(results: Results) -> list[int]:
 
 
 class _Drawing:
-    """Context in which one figure is drawn in the report's style."""
+    """Context in which one figure is drawn in the report's style.
 
-    def __init__(self, width: float, height: float) -> None:
-        self._size = (width, height)
+    Args:
+        width, height: in inches.
+        num_panels: axes, one above the other with a common x axis.
+    """
+
+    def __init__(self, width: float, height: float, num_panels: int = 1) -> None:
+        self._size, self._num_panels = (width, height), num_panels
 
     def __enter__(self) -> _Drawing:
         import matplotlib
@@ -296,14 +380,21 @@ class _Drawing:
         self._style = matplotlib.rc_context(_STYLE)
         self._style.__enter__()
         self._figure: Figure = Figure(figsize=self._size)
-        self.axes: Axes = self._figure.add_subplot()
+        panels = self._figure.subplots(self._num_panels, 1, sharex=True, squeeze=False)
+        self.panels: list[Axes] = list(panels[:, 0])
+        self.axes = self.panels[0]
         return self
 
     def __exit__(self, *error: object) -> None:
         self._style.__exit__(None, None, None)
 
     def svg(self, name: str, title: str) -> str:
-        """The figure as an `<svg>` element that scales with its column."""
+        """The figure as an `<svg>` element that scales with its column.
+
+        Args:
+            name: prefix of its ids, unique on a page.
+            title: alternative text.
+        """
         buffer = io.StringIO()
         self._figure.savefig(
             buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None}
@@ -330,14 +421,14 @@ def _bars(rows: Sequence[ResultRow]) -> list[list[float]]:
     return [low, high]
 
 
-def _load_axis(axes: Axes, loads: Sequence[int]) -> None:
+def _load_axis(axes: Axes, loads: Sequence[float], label: str) -> None:
     from matplotlib.ticker import NullLocator
 
     if loads and loads[0] > 0:
         axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(loads, [str(load) for load in loads])
-    axes.set_xlabel("load (concurrent sequences)")
+    axes.set_xticks(loads, [f"{load:g}" for load in loads])
+    axes.set_xlabel(label)
 
 
 def _numbered(results: Results, policy: str, pattern: str) -> list[int]:

@@ -11,25 +11,21 @@ from typing import Any
 from specdepth.scheduler.cost import CostModel
 
 from . import plots
+from .highlights import choose_highlights
+from .load_tables import load_grid, policy_grid
+from .report_figures import curve_figures, load_figures, policy_figures
 from .results import Results, write_atomically
 from .tables import (
     Grid,
     arithmetic_grid,
     arithmetic_of,
     draft_grid,
-    metric_grid,
     pass_grid,
     speedup_row,
     with_speedups,
 )
 
 FILE_NAME = "report.html"
-LATENCIES = (
-    ("tpot_p50_ms", "Time per output token, median"),
-    ("tpot_p95_ms", "Time per output token, 95th percentile"),
-    ("ttft_p50_ms", "Time to first token, median"),
-    ("ttft_p95_ms", "Time to first token, 95th percentile"),
-)
 
 
 def write_report(
@@ -79,24 +75,10 @@ def render(
     from markupsafe import Markup
 
     focus = _focus(results, focus)
-    styles = plots.line_styles(results.policies, focus)
-    shown = [name for name in (focus, _deepest_fixed(results)) if name is not None]
-
-    def figure(svg: str | None) -> Markup | None:
-        return None if svg is None else Markup(svg)  # our own drawing, text in it escaped
-
-    def against_load(metric: str, label: str, reference: float | None = None) -> Markup | None:
-        loads = plots.numeric_loads(rated)
-        drawn = [
-            name
-            for name in results.policies
-            if any(rated.find(name, load, metric) is not None for load in loads)
-        ]
-        if not drawn or len(loads) < 2:
-            return None
-        svg = plots.metric_plot(rated, metric, label, styles, policies=drawn, reference=reference)
-        return figure(svg)
-
+    shown = choose_highlights(results, focus)
+    styles = plots.line_styles(shown.names, focus)
+    watched = [name for name in (focus, _deepest_fixed(results)) if name is not None]
+    styles |= plots.line_styles([name for name in watched if name not in styles], None)
     rated, device = with_speedups(results), results.device
     context: dict[str, Any] = {
         "title": title,
@@ -107,27 +89,24 @@ def render(
         "machine": next((device[k] for k in ("gpu", "cpu", "device") if k in device), None),
         "headlines": headlines(results, cost, focus),
         "cost": cost,
-        "knee": figure(plots.knee_plot(cost)) if cost else None,
+        "knee": plots.knee_plot(cost) if cost else None,
         "passes": pass_grid(cost) if cost else None,
         "drafts": draft_grid(cost) if cost else None,
-        "arithmetic": arithmetic_grid(results, cost, shown) if cost else None,
-        "throughput": against_load("throughput_tok_s", "throughput (tok/s)"),
-        "speedup": against_load("speedup", "throughput, x of off", 1.0),
+        "arithmetic": arithmetic_grid(results, cost, watched) if cost else None,
+        "load_figures": load_figures(rated, shown, styles, focus),
         "grids": _filled(
-            metric_grid(rated, "throughput_tok_s", "Throughput", "tok/s"),
-            metric_grid(rated, "speedup", "Throughput, ratio to off", "x", 2),
+            policy_grid(rated, "throughput_tok_s", "Throughput", "tok/s"),
+            policy_grid(rated, "speedup", "Throughput, ratio to off", "x", 2),
+            policy_grid(
+                rated, "ratio_to_best_fixed", "Throughput, ratio to the best fixed depth", "x", 3
+            ),
         ),
-        "latencies": _filled(
-            *(metric_grid(results, name, text, "ms", 0) for name, text in LATENCIES)
-        ),
-        "depths": figure(plots.depth_heatmap(results, focus)) if focus else None,
-        "acceptance": figure(plots.acceptance_plot(results, shown, styles)),
-        "time": figure(plots.time_plot(results, [*shown[:1], *_present(results, "off")])),
-        "curves": [
-            (name.replace("_", " ").capitalize(), figure(plots.series_plot(name, series)))
-            for name, series in results.series.items()
-            if series.x
-        ],
+        "load_grids": _filled(*(load_grid(rated, load, shown.names) for load in results.loads)),
+        "others": len(shown.rest),
+        "policy_figures": policy_figures(results, focus, watched, styles),
+        "curves": curve_figures(results),
+        # Our own drawings; the text in them is escaped.
+        "drawing": Markup,
     }
     template = resources.files("specdepth.agents").joinpath("templates/report.html.j2")
     environment = Environment(
@@ -162,7 +141,8 @@ def headlines(
         speedup = speedup_row(results, focus, one.num_sequences) if focus else None
         if speedup is not None:
             number = f"{1 / speedup.value:.2f}x"
-            lines.append((number, "its time, measured, a committed token", where))
+            kind = "modelled" if results.config.get("mode") == "replay" else "measured"
+            lines.append((number, f"its time, {kind}, a committed token", where))
     loads = plots.numeric_loads(results)
     for load in dict.fromkeys((*loads[:1], *loads[-1:])):
         row = speedup_row(results, focus, load) if focus else None

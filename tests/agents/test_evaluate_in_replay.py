@@ -27,6 +27,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     COST.save(folder / "cost.json")
     return [
         *("evaluate", "--mode", "replay", "--max-num-speculative-tokens", "4"),
+        *("--policies", "heuristic"),
         *("--trace", str(folder / "made.npz"), "--cost", str(folder / "cost.json")),
     ]
 
@@ -97,6 +98,7 @@ def test_a_training_split_that_is_too_small_leaves_the_table_out(capsys, tmp_pat
     COST.save(tmp_path / "cost.json")
     arguments = [
         *("evaluate", "--mode", "replay", "--max-num-speculative-tokens", "4", "--loads", "2"),
+        *("--policies", "heuristic"),
         *("--trace", str(tmp_path / "held-out.npz"), "--cost", str(tmp_path / "cost.json")),
         *("--out", str(tmp_path / "out"), "--json", "--quiet"),
     ]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -123,6 +124,14 @@ class Page(HTMLParser):
                 self.external.append(value or "")
 
 
+def figures_of(page: str) -> dict[str, str]:
+    """Alternative text of each figure, by title."""
+    pattern = r'<figure><h3>([^<]*)</h3><svg role="img" aria-label="([^"]*)"'
+    found = re.findall(pattern, page)
+    assert len(found) == page.count("<figure>") == page.count("<svg role=")
+    return {unescape(title): unescape(text) for title, text in found}
+
+
 @pytest.fixture(scope="module")
 def page() -> str:
     return render(make_results(), COST, notes=["The machine was <busy>."])
@@ -152,7 +161,7 @@ def test_every_section_is_there(page: str) -> None:
         "More arithmetic, less traffic",
         "Throughput by load",
         "Throughput, ratio to off",
-        "Latency",
+        "Each load in detail",
         "Depth against load",
         "Acceptance by position",
         "Where the time goes",
@@ -163,8 +172,22 @@ def test_every_section_is_there(page: str) -> None:
         "bursty (tok/s)",
     ):
         assert heading in page, heading
-    figures = ("knee", "throughput_tok_s", "speedup", "depths", "acceptance", "time", "series")
-    assert page.count("<svg role=") == len(figures)
+
+
+def test_figures_have_a_title_and_an_alternative_text(page: str) -> None:
+    titles = figures_of(page)
+    assert list(titles) == [
+        "The knee",
+        "Throughput against load",
+        "Ratio to no speculation",
+        "All policies, bursty",
+        "Depth against load",
+        "Acceptance by position",
+        "Where the time goes",
+        "Learning curve",
+    ]
+    assert all(text.endswith(".") for text in titles.values())
+    assert "learned: 40.000 at 1, 160.000 at 4" in titles["Throughput against load"]
 
 
 def test_figures_take_the_colour_of_the_page(page: str) -> None:
@@ -189,7 +212,13 @@ def test_sections_without_numbers_are_left_out() -> None:
     text = render(bare, COST)
     Page(text)
     assert "What a pass costs here" in text
-    for heading in ("Throughput by load", "Latency", "Learning", "More arithmetic", "Machine"):
+    for heading in (
+        "Throughput by load",
+        "Each load in detail",
+        "Learning",
+        "More arithmetic",
+        "Machine",
+    ):
         assert heading not in text
     Page(render(bare))
 
@@ -223,6 +252,12 @@ def test_headlines_state_the_trade_of_speculation() -> None:
     assert numbers["its memory traffic, a committed token"] == "0.50x"
     assert numbers["its time, measured, a committed token"] == "0.50x"  # 20 / 40
     assert numbers["the throughput without speculation"] == "2.00x"
+
+
+def test_time_of_a_replay_is_called_modelled() -> None:
+    replayed = replace(make_results(), config={"mode": "replay"})
+    whats = [what for _, what, _ in headlines(replayed, COST, "learned")]
+    assert "its time, modelled, a committed token" in whats
 
 
 def test_the_learned_policy_is_the_subject_by_default(page: str) -> None:
@@ -310,5 +345,6 @@ def test_knee_beyond_the_grid_is_not_drawn_as_reached() -> None:
 
 def test_policies_differ_by_more_than_colour() -> None:
     names = ["off", "fixed-1", "fixed-2", "fixed-4", "fixed-8", "table", "goodput", "learned"]
+    names += ["oracle:hindsight", "oracle:one-depth", "a", "b", "c", "d", "e", "f"]
     styles = line_styles(names, "learned")
     assert len({(s.marker, s.dashes) for s in styles.values()}) == len(names)
