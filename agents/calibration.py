@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specdepth.scheduler.state import Bools, Floats
 
-from .plots import BLUE, GREEN, GREY, ORANGE, RED, _Drawing
+from .plots import BLUE, GREEN, GREY, ORANGE, RED, Drawing
 
 NUM_BINS = 15
 """Bins of equal width, as in Guo et al. 2017."""
@@ -149,7 +149,7 @@ def reliability_plot(scores: Mapping[str, Calibration], title: str) -> str:
 
     Markers grow with the number of predictions behind them.
     """
-    with _Drawing(5.0, 4.2) as page:
+    with Drawing(5.0, 4.2) as page:
         axes = page.axes
         axes.plot([0, 1], [0, 1], color=GREY, ls="--", lw=1, label="perfect")
         for i, (name, score) in enumerate(scores.items()):

@@ -38,7 +38,9 @@ COMMANDS = {
     "fit-survival": Command("survival_command", "Fit what estimates acceptance, from traces."),
     "train": Command("train_command", "Train a policy with PPO, live or on replay."),
     "evaluate": Command("evaluate_command", "Compare policies on the same requests and loads."),
-    "advise": Command("advise_command", "Say whether speculation pays, how deep, up to which load."),
+    "advise": Command(
+        "advise_command", "Say whether speculation pays, how deep, up to which load."
+    ),
     "export": Command("export_command", "Write a trained policy for use in the decoder."),
     "generate": Command("generate_command", "Decode a prompt and stream its text."),
 }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from specdepth.decoder.trace_info import TraceInfo
-from specdepth.scheduler.baselines import make_scheduler
-from specdepth.scheduler.baselines.greedy_file import shipped_rules
-from specdepth.scheduler.baselines.survival_names import shipped_survival_models
+from specdepth.scheduler.baselines.greedy_file import load_greedy, shipped_rules
+from specdepth.scheduler.baselines.survival_names import shipped_survival_for
 
 RULES = (
     *("mlc", "heuristic", "goodput", "goodput:adaspec", "goodput:positions", "goodput:window"),
@@ -26,25 +25,27 @@ def default_rules(info: TraceInfo, max_num_speculative_tokens: int) -> tuple[str
         info: what models have to fit: the pair and drafter of a trace.
         max_num_speculative_tokens: and K of the replay.
     """
+    top = max_num_speculative_tokens
+    has_draft_model = info.drafter == "draft-model"
+    estimator = shipped_survival_for(info.model_pair, info.drafter, top)
+    if estimator is None:
+        estimator = "confidence" if has_draft_model else "match"
 
     def fits(name: str) -> bool:
         try:
-            make_scheduler(
+            load_greedy(
                 name,
                 model_pair=info.model_pair,
                 drafter=info.drafter,
-                max_num_speculative_tokens=max_num_speculative_tokens,
+                max_num_speculative_tokens=top,
             )
         except ValueError:
             return False
         return True
 
-    has_draft_model = info.drafter == "draft-model"
-    fitted = [name for name in shipped_survival_models() if fits(f"greedy:{name}")]
-    estimator = next(iter(fitted), "confidence" if has_draft_model else "match")
     return (
         *RULES,
         *(STOPS if has_draft_model else ()),
         *(f"{rule}:{estimator}" for rule in WITH_SURVIVAL),
-        *(name for rule in shipped_rules() if fits(name := f"rule:{rule}")),
+        *(f"rule:{rule}" for rule in shipped_rules() if fits(rule)),
     )

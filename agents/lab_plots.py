@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .decision_log import QUANTITIES, SURVIVAL_STEP, timeline_name
-from .plots import GREY, LineStyle, _bars, _Drawing
+from .plots import GREY, Drawing, LineStyle, _bars
 from .results import Results
 
 SIGNALS = {
@@ -43,7 +43,7 @@ def decision_map(results: Results, policy: str) -> str | None:
     shares = rounds / np.maximum(rounds.sum(axis=0), 1.0)
     names = [f"{b}" if signal == "match" else f"{b}-{b + SURVIVAL_STEP}" for b in bins]
     deepest = max(float(np.nanmax(depths)), 1.0)
-    with _Drawing(1.8 + 0.9 * len(loads), 1.2 + 0.45 * len(bins)) as page:
+    with Drawing(1.8 + 0.9 * len(loads), 1.2 + 0.45 * len(bins)) as page:
         axes = page.axes
         axes.grid(False)
         # Light to dark on light pages; cells carry their number, so shades need no legend.
@@ -94,7 +94,7 @@ def timeline_plot(
     ]
     if not policies:
         return None
-    with _Drawing(6.8, 5.6, num_panels=len(QUANTITIES)) as page:
+    with Drawing(6.8, 5.6, num_panels=len(QUANTITIES)) as page:
         means = []
         for axes, (quantity, label) in zip(page.panels, QUANTITIES.items(), strict=True):
             for policy in policies:
@@ -139,7 +139,7 @@ def ranking_plot(
     if not found:
         return None
     rows = sorted(found, key=lambda row: row.value)
-    with _Drawing(6.0, 0.8 + 0.2 * len(rows)) as page:
+    with Drawing(6.0, 0.8 + 0.2 * len(rows)) as page:
         axes = page.axes
         below, above = _bars(rows)
         plain = LineStyle(GREY, ".", "-", 0.8)

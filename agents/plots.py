@@ -94,7 +94,7 @@ def knee_plot(cost: CostModel) -> str:
     """Pass time against packed tokens, with the knee at twice the time of one token."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    with _Drawing(6.4, 3.6) as page:
+    with Drawing(6.4, 3.6) as page:
         axes = page.axes
         one_s, knee = cost.verify_s[0], cost.knee_tokens()
         axes.plot(cost.tokens, [1e3 * s for s in cost.verify_s], "o-", color=BLUE, label="verify")
@@ -166,7 +166,7 @@ def metric_plot(
         rows = [results.find(policy, load, metric) for load in places]
         return [row for row in rows if row is not None]
 
-    with _Drawing(6.4, 3.8) as page:
+    with Drawing(6.4, 3.8) as page:
         axes = page.axes
         for i, policy in enumerate(rest):
             rows = found_rows(policy)
@@ -228,7 +228,7 @@ def depth_heatmap(results: Results, policy: str) -> str | None:
     depths = range(1 + max(_numbered(results, policy, r"depth_(\d+)_share")))
     found = [[results.find(policy, load, f"depth_{k}_share") for load in loads] for k in depths]
     shares = np.array([[row.value if row else 0.0 for row in line] for line in found])
-    with _Drawing(1.6 + 0.8 * len(loads), 1.2 + 0.28 * len(depths)) as page:
+    with Drawing(1.6 + 0.8 * len(loads), 1.2 + 0.28 * len(depths)) as page:
         axes = page.axes
         axes.grid(False)
         # Light to dark on light pages; cells carry their number, so shades need no legend.
@@ -284,7 +284,7 @@ def acceptance_plot(
                 lines.append((policy, load, points))
     if not lines:
         return None
-    with _Drawing(5.6, 3.4) as page:
+    with Drawing(5.6, 3.4) as page:
         axes = page.axes
         for policy, load, points in lines:
             style = styles[policy]
@@ -319,7 +319,7 @@ def time_plot(results: Results, policies: Sequence[str]) -> str | None:
                 bars.append((f"{policy}, load {load}", [100 * row.value for row in rows if row]))
     if not bars:
         return None
-    with _Drawing(6.4, 0.9 + 0.3 * len(bars)) as page:
+    with Drawing(6.4, 0.9 + 0.3 * len(bars)) as page:
         axes = page.axes
         names = [name for name, _ in bars]
         left = np.zeros(len(bars))
@@ -342,7 +342,7 @@ def time_plot(results: Results, policies: Sequence[str]) -> str | None:
 
 def series_plot(name: str, series: Series) -> str:
     """A curve, the mean of a moving window over it when it is long."""
-    with _Drawing(6.4, 3.2) as page:
+    with Drawing(6.4, 3.2) as page:
         axes, y = page.axes, np.asarray(series.y)
         window = len(y) // 20
         if window > 1:
@@ -362,7 +362,7 @@ def numeric_loads(results: Results) -> list[int]:
     return [load for load in results.loads if isinstance(load, int)]
 
 
-class _Drawing:
+class Drawing:
     """Context in which one figure is drawn in the report's style.
 
     Args:
@@ -373,7 +373,7 @@ class _Drawing:
     def __init__(self, width: float, height: float, num_panels: int = 1) -> None:
         self._size, self._num_panels = (width, height), num_panels
 
-    def __enter__(self) -> _Drawing:
+    def __enter__(self) -> Drawing:
         import matplotlib
         from matplotlib.figure import Figure
 

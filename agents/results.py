@@ -156,7 +156,7 @@ class Results:
     def find(self, policy: str, load: int | str, metric: str) -> ResultRow | None:
         """The last such row, or None."""
         for row in reversed(self.rows):
-            if (row.policy, row.load, row.metric) == (policy, load, metric):
+            if row.metric == metric and row.policy == policy and row.load == load:
                 return row
         return None
 

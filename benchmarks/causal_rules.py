@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from _measure import Printer, parse, result_line
@@ -36,14 +36,6 @@ LOADS = (1, 2, 4, 8, 16, 32)
 QUICK_LOADS = (4, 16)
 TRAINING_REQUESTS = 96
 """Or as many as the load."""
-RULES = (
-    *("mlc", "heuristic", "goodput", "goodput:adaspec", "goodput:positions", "goodput:window"),
-    *("ema-greedy", "dspark", "adaptive-verification", "sglang-ladder", "ucb", "tlt", "eps-greedy"),
-    "greedy:match",
-)
-WITH_SURVIVAL = ("blind-greedy", "greedy", "dspark", "adaptive-verification")
-STOPS = ("hf-confidence", "llamacpp", "adaedl", "svip")
-"""Stops between draft passes."""
 GRID = {"price": (1.0, 0.8, 1.25, 1.6), "exponent": (1.0, 0.85, 1.2), "pull": (0.0, 0.2, 0.4)}
 THRESHOLDS = {"threshold": (0.5, 0.3, 0.7, 0.85)}
 TUNED = "shrunk:tuned-by-load"
@@ -51,6 +43,7 @@ TUNED = "shrunk:tuned-by-load"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, and end with the JSON line."""
+    from specdepth.agents.default_rules import STOPS
     from specdepth.agents.replay_evaluate import evaluate_replay
     from specdepth.agents.rule_tuning import TrainingReplay, strongest, tune
     from specdepth.decoder.trace_files import load_trace
@@ -79,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ratios = {load: ratios_of(found.runs[load]) for load in loads}
     if trace.info.drafter == "prompt-lookup":
         for table in (*ratios.values(), *without.values()):
-            table |= dict.fromkeys(STOPS, table[f"fixed:{top}"])
+            table |= {stop: table[f"fixed:{top}"] for stop in STOPS if stop not in table}
     show(printer, "ratio to the best fixed depth, held out", ratios)
     show(printer, "the same without looping requests", without)
     seconds = time.process_time() - start_s
@@ -105,7 +98,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_all(names: Sequence[str], info: TraceInfo) -> dict[str, DepthScheduler]:
+def make_all(names: Iterable[str], info: TraceInfo) -> dict[str, DepthScheduler]:
     """Schedulers by name, which must fit the trace."""
     from specdepth.scheduler.baselines import make_scheduler
 
@@ -121,6 +114,7 @@ def causal_rules(
     training: TrainingReplay, info: TraceInfo, survival: str | None
 ) -> dict[str, DepthScheduler]:
     """All rules that a deployment could run, with scalars from the training split."""
+    from specdepth.agents.default_rules import RULES, WITH_SURVIVAL
     from specdepth.agents.rule_tuning import best_single_depth, coordinate_search
     from specdepth.scheduler.baselines import FixedDepth
     from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
@@ -147,11 +141,11 @@ def causal_rules(
         training, lambda values: SpecDecPlusPlus(values["threshold"], estimator), THRESHOLDS
     )
     shipped = [f"rule:{rule}" for rule in shipped_rules()] if survival is None else []
-    with_survival = [f"{rule}:{name}" for rule in WITH_SURVIVAL]
+    names = ["greedy:match", *RULES, *(f"{rule}:{name}" for rule in WITH_SURVIVAL), *shipped]
     return {
         "best-single-fixed": FixedDepth(best_single_depth(sweep)),
         "tuned-table": tuned_table(sweep),
-        **make_all([*RULES, *with_survival, *shipped], info),
+        **make_all(dict.fromkeys(names), info),
         "specdec++": SpecDecPlusPlus(chosen["threshold"], estimator),
         TUNED: CappedGreedyDepth(estimator, by_load),
     }

@@ -63,7 +63,9 @@ def test_the_strongest_rule_is_the_best_of_the_training_split(line: dict[str, An
 def test_stops_between_draft_passes_are_the_deepest_fixed_depth_with_prompt_lookup(
     load: int,
 ) -> None:
-    from causal_rules import STOPS, make_all
+    from causal_rules import make_all
+
+    from specdepth.agents.default_rules import STOPS
 
     trace = make_trace(18, num_tokens=8)
     rules = make_all([*STOPS, "fixed:4"], trace.info)
