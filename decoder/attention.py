@@ -3,14 +3,15 @@
 One pass holds the query tokens of N sequences back to back in a row of T tokens. Linear layers never
 see padding; only this function knows where a sequence begins. It writes K and V of the new tokens into
 the paged pool and attends per sequence over the pool: `varlen_attn` with a block table on CUDA (fp16,
-bf16), SDPA over groups of similar sequences elsewhere.
+bf16), SDPA over groups of neighbouring sequences elsewhere.
 
-Legend: T tokens in the row, N sequences, G sequences in a group, Q queries a sequence (padded within a
-group), L keys (padded), H query heads, J key/value heads, D head size, B block size.
+Legend: T tokens in the row, N sequences, Q queries and L keys of a group, H query heads, J key/value heads,
+D and Dv head sizes, B block size.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 
 from specdepth.scheduler.state import Ints
 
+from .packing import Spans, pack
+
 Backend = Literal["sdpa", "varlen", "varlen-with-cu-seq-k"]
 """Grouped SDPA, or `varlen_attn` in the two ways in which its builds want to be called."""
 
@@ -32,10 +35,8 @@ IMPLEMENTATION = "specdepth_paged"
 """Name under which transformers knows `paged_attention`. No mask function is registered with it, so
 transformers builds no mask."""
 
-KEY_COST = 4
-"""Gathering a key from the pool costs as much as so many queries that attend to it (measured on CPU)."""
-GROUP_COST = 2000
-"""What one more SDPA call costs, in queries times keys: some 40 us a layer on the same CPU."""
+GROUP_COST = 1000
+"""What one more SDPA call costs, in pairs of a query and a key that it need not look at (measured on CPU)."""
 
 
 @dataclass(slots=True)
@@ -44,42 +45,57 @@ class LayerKV:
 
     keys: Tensor
     values: Tensor
+    pool: Tensor | None = None
+    """[blocks, B, J * D + J * Dv] both, where they lie side by side: one token's K, then its V."""
+    rows: Tensor | None = None
+    """[blocks * B, J * D + J * Dv] the same."""
+
+    @classmethod
+    def side_by_side(cls, pool: Tensor, num_heads: int, key_dim: int) -> LayerKV:
+        """View `pool` [blocks, B, J * (D + Dv)] as keys and values."""
+        split = num_heads * key_dim
+        return cls(
+            pool[..., :split].view(*pool.shape[:2], num_heads, -1),
+            pool[..., split:].view(*pool.shape[:2], num_heads, -1),
+            pool,
+            pool.flatten(0, 1),
+        )
 
 
 @dataclass(slots=True)
 class QueryGroup:
-    """Sequences that share one SDPA call."""
+    """Neighbours in the packed row that share one SDPA call: their keys are laid end to end, and a mask
+    keeps each to its own. Nothing is padded.
+    """
 
-    gather: Tensor
-    """[G * Q] rows of the packed row, padding repeats a real row."""
-    scatter: Tensor | None
-    """[real rows] indices into G * Q that are no padding; None if all are."""
-    rows: Tensor
-    """[real rows] where they go in the packed row."""
+    start: int
+    """First row of the packed row."""
+    stop: int
     blocks: Tensor
-    """[G * nb] block ids."""
+    """[blocks] ids of the blocks of all."""
+    query_sequence: Tensor
+    """[Q] which of the group each query belongs to."""
     query_positions: Tensor
-    """[G, Q] position of each query in its sequence."""
-    size: int
-    num_queries: int
-    num_keys: int
-    needs_mask: bool
+    """[Q] position of each query in its sequence."""
+    key_sequence: Tensor
+    """[L]"""
+    key_positions: Tensor
+    """[L] position of each key in its sequence."""
     masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [G, 1, repeats * Q, L], built once a pass and shared by its layers."""
-        if not self.needs_mask and window is None:
-            return None
+    def mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
+        """Additive mask [Q * repeats, L], built once a pass and shared by its layers."""
         key = (window, repeats)
         if key not in self.masks:
-            key_positions = torch.arange(self.num_keys, device=self.rows.device)
-            query = self.query_positions[:, :, None]
-            seen = key_positions <= query
+            query = self.query_positions[:, None]
+            seen = (self.key_positions <= query) & (
+                self.key_sequence == self.query_sequence[:, None]
+            )
             if window is not None:
-                seen &= key_positions > query - window
+                seen &= self.key_positions > query - window
             mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
             mask.masked_fill_(~seen, float("-inf"))
-            self.masks[key] = mask.repeat(1, repeats, 1).unsqueeze(1)
+            self.masks[key] = mask.repeat_interleave(repeats, 0)
         return self.masks[key]
 
 
@@ -110,34 +126,27 @@ class PassLayout:
     varlen: VarlenLayout | None = None
 
 
-def plan_groups(query_lens: Ints, context_lens: Ints) -> list[Ints]:
-    """Split sequences into groups that one SDPA call serves with little padding.
+def plan_groups(query_lens: Ints, context_lens: Ints) -> list[tuple[int, int]]:
+    """Split sequences into runs that one SDPA call serves.
 
-    Sequences are sorted by (queries, context); a new group starts where padding the next sequence
-    into the current one would cost more than a call.
+    A run ends where the queries of the next sequence with the keys before it, and the other way
+    round, would cost more than a call.
 
     Args:
         query_lens: [N] tokens of each sequence in the pass.
         context_lens: [N] keys that it sees.
 
     Returns:
-        Index arrays that partition 0..N-1.
+        First sequence of each run and the one behind its last; together 0..N-1.
     """
-    order = np.lexsort((context_lens, query_lens))
-    groups: list[Ints] = []
-    start, waste, top_q, top_k, work = 0, 0, 0, 0, 0
-    for at, index in enumerate(order.tolist()):
-        q, k = int(query_lens[index]) + KEY_COST, int(context_lens[index])
-        new_q, new_k, new_work = max(top_q, q), max(top_k, k), work + q * k
-        new_waste = (at - start + 1) * new_q * new_k - new_work
-        if at > start and new_waste - waste > GROUP_COST:
-            groups.append(order[start:at])
-            start, waste, top_q, top_k, work = at, 0, q, k, q * k
-        else:
-            waste, top_q, top_k, work = new_waste, new_q, new_k, new_work
-    if len(order):
-        groups.append(order[start:])
-    return groups
+    bounds: list[int] = []
+    queries = keys = 0
+    for at, (q, k) in enumerate(zip(query_lens.tolist(), context_lens.tolist(), strict=True)):
+        if at == 0 or queries * k + q * keys > GROUP_COST:
+            bounds.append(at)
+            queries = keys = 0
+        queries, keys = queries + q, keys + k
+    return list(itertools.pairwise([*bounds, len(query_lens)]))
 
 
 def build_layout(
@@ -161,15 +170,13 @@ def build_layout(
         backend: which attention will run.
     """
     context_lens = starts + query_lens
-    ends = np.cumsum(query_lens)
-    firsts = ends - query_lens
-    sequence = np.repeat(np.arange(len(starts)), query_lens)
-    positions = np.arange(int(ends[-1])) - firsts[sequence] + starts[sequence]
+    spans = pack(starts, query_lens)
+    sequence, positions = spans.sequence, spans.positions
     block = tables[sequence, positions // block_size].astype(np.int64)
     write_index = torch.from_numpy(block * block_size + positions % block_size).to(device)
     if backend != "sdpa":
         width = -(-int(context_lens.max()) // block_size)
-        cu = np.concatenate([[0], ends]).astype(np.int32)
+        cu = np.concatenate([[0], spans.ends]).astype(np.int32)
         cu_k = np.concatenate([[0], np.cumsum(context_lens)]).astype(np.int32)
         varlen = VarlenLayout(
             torch.from_numpy(cu).to(device),
@@ -181,43 +188,34 @@ def build_layout(
         )
         return PassLayout(layers, write_index, [], varlen)
     groups = [
-        _build_group(members, tables, starts, firsts, query_lens, context_lens, block_size, device)
-        for members in plan_groups(query_lens, context_lens)
+        _build_group(slice(*run), tables, spans, context_lens, block_size, device)
+        for run in plan_groups(query_lens, context_lens)
     ]
     return PassLayout(layers, write_index, groups)
 
 
 def _build_group(
-    members: Ints,
+    members: slice,
     tables: NDArray[np.int32],
-    starts: Ints,
-    firsts: Ints,
-    query_lens: Ints,
+    spans: Spans,
     context_lens: Ints,
     block_size: int,
     device: torch.device,
 ) -> QueryGroup:
-    lens, contexts = query_lens[members], context_lens[members]
-    num_queries, num_blocks = int(lens.max()), -(-int(contexts.max()) // block_size)
-    num_keys = num_blocks * block_size
-    offset = np.minimum(np.arange(num_queries), lens[:, None] - 1)
-    gather = (firsts[members][:, None] + offset).reshape(-1)
-    real = (np.arange(num_queries) < lens[:, None]).reshape(-1)
-    # A block beyond a sequence's own table would be a stranger's memory: read block 0, masked anyway.
-    owned = np.arange(num_blocks) < -(-contexts // block_size)[:, None]
-    blocks = np.where(owned, tables[members, :num_blocks], 0)
-    needs_mask = num_queries > 1 or bool((contexts != num_keys).any())
-    everything = bool(real.all())
+    num_blocks = -(-context_lens[members] // block_size)
+    of_block = np.repeat(np.arange(len(num_blocks)), num_blocks)
+    column = np.arange(len(of_block)) - (np.cumsum(num_blocks) - num_blocks)[of_block]
+    key_positions = column[:, None] * block_size + np.arange(block_size)
+    stop = int(spans.ends[members][-1])
+    start = stop - int(spans.lengths[members].sum())
     return QueryGroup(
-        gather=torch.from_numpy(gather).to(device),
-        scatter=None if everything else torch.from_numpy(np.flatnonzero(real)).to(device),
-        rows=torch.from_numpy(gather[real]).to(device),
-        blocks=torch.from_numpy(blocks.astype(np.int64).reshape(-1)).to(device),
-        query_positions=torch.from_numpy(starts[members][:, None] + offset).to(device),
-        size=len(members),
-        num_queries=num_queries,
-        num_keys=num_keys,
-        needs_mask=needs_mask,
+        start=start,
+        stop=stop,
+        blocks=torch.from_numpy(tables[members][of_block, column].astype(np.int64)).to(device),
+        query_sequence=torch.from_numpy(spans.sequence[start:stop] - members.start).to(device),
+        query_positions=torch.from_numpy(spans.positions[start:stop]).to(device),
+        key_sequence=torch.from_numpy(np.repeat(of_block, block_size)).to(device),
+        key_positions=torch.from_numpy(key_positions.reshape(-1)).to(device),
     )
 
 
@@ -252,55 +250,85 @@ def paged_attention(
         [1, T, H, Dv] and None (no weights).
     """
     layer = layout.layers[module.layer_idx]  # type: ignore[index]
-    layer.keys.flatten(0, 1).index_copy_(0, layout.write_index, key[0].transpose(0, 1))
-    layer.values.flatten(0, 1).index_copy_(0, layout.write_index, value[0].transpose(0, 1))
+    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if layer.rows is None:
+        layer.keys.flatten(0, 1).index_copy_(0, layout.write_index, keys)
+        layer.values.flatten(0, 1).index_copy_(0, layout.write_index, values)
+    else:
+        new = torch.cat([keys.flatten(1), values.flatten(1)], 1)
+        layer.rows.index_copy_(0, layout.write_index, new)
     rows = query[0].transpose(0, 1)  # [T, H, D]
     scale = rows.shape[-1] ** -0.5 if scaling is None else scaling
     if layout.varlen is not None:
         return _varlen(rows, layer, layout.varlen, scale, sliding_window).unsqueeze(0), None
-    out = rows.new_empty(rows.shape[0], rows.shape[1], layer.values.shape[-1])
-    for group in layout.groups:
-        _attend_group(rows, layer, group, scale, sliding_window, softcap, out)
-    return out.unsqueeze(0), None
+    return attend(rows, layer, layout, scale, sliding_window, softcap).unsqueeze(0), None
 
 
-def _attend_group(
+def attend(
     rows: Tensor,
     layer: LayerKV,
-    group: QueryGroup,
+    layout: PassLayout,
     scale: float,
-    window: int | None,
-    softcap: float | None,
-    out: Tensor,
-) -> None:
-    size, num_queries = group.size, group.num_queries
-    kv_heads, head_dim = layer.keys.shape[2:]
-    value_dim = layer.values.shape[-1]
-    repeats = rows.shape[1] // kv_heads
-    keys = layer.keys.index_select(0, group.blocks)
-    keys = keys.view(size, -1, kv_heads, head_dim).transpose(1, 2)  # [G, J, L, D]
-    values = layer.values.index_select(0, group.blocks)
-    values = values.view(size, -1, kv_heads, value_dim).transpose(1, 2)
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """SDPA of the packed row, group by group; K and V of the pass are in the pool.
+
+    Args:
+        rows: [T, H, D] queries.
+        layer: where keys and values are.
+        layout: where the tokens live.
+        scale: factor on scores.
+        window: see `paged_attention`.
+        softcap: see `paged_attention`.
+
+    Returns:
+        [T, H, Dv].
+    """
+    num_tokens, num_heads, head_dim = rows.shape
+    kv_heads = layer.keys.shape[2]
+    repeats = num_heads // kv_heads
     # Query heads that share a KV head are folded into the query axis, so K and V are never repeated.
-    queries = rows.index_select(0, group.gather).view(
-        size, num_queries, kv_heads, repeats, head_dim
-    )
-    queries = queries.permute(0, 2, 3, 1, 4).reshape(
-        size, kv_heads, repeats * num_queries, head_dim
-    )
-    mask = group.mask(window, repeats, rows.dtype)
-    if softcap is None:
-        result = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+    rows = rows.view(num_tokens, kv_heads, repeats, head_dim).transpose(1, 2)
+    folded = rows.reshape(1, num_tokens * repeats, kv_heads, head_dim).transpose(1, 2)
+    parts = []
+    for group in layout.groups:
+        queries = folded.narrow(2, group.start * repeats, (group.stop - group.start) * repeats)
+        keys, values = _gather(layer, group.blocks)
+        mask = group.mask(window, repeats, rows.dtype)
+        if softcap is None:
+            part = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, scale=scale
+            )
+        else:
+            scores = torch.tanh(queries @ keys.transpose(2, 3) * (scale / softcap)) * softcap + mask
+            wide = torch.promote_types(scores.dtype, torch.float32)
+            part = torch.softmax(scores, -1, dtype=wide).to(values.dtype) @ values
+        parts.append(part.transpose(1, 2))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)  # [1, T * repeats, J, Dv]
+    out = out.view(num_tokens, repeats, kv_heads, -1).transpose(1, 2)
+    return out.reshape(num_tokens, num_heads, -1)
+
+
+def _gather(layer: LayerKV, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [1, J, L, D] and values [1, J, L, Dv] in `blocks`; one view each, since small passes are
+    bound by the number of calls.
+    """
+    block_size, kv_heads, key_dim = layer.keys.shape[1:]
+    value_dim, num_keys = layer.values.shape[3], len(blocks) * block_size
+    if layer.pool is None:
+        keys, values = (part.index_select(0, blocks) for part in (layer.keys, layer.values))
+        key_width, value_width, first_value = kv_heads * key_dim, kv_heads * value_dim, 0
     else:
-        scores = torch.tanh(queries @ keys.transpose(2, 3) * (scale / softcap)) * softcap
-        scores = scores if mask is None else scores + mask
-        result = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        result = result.to(values.dtype) @ values
-    result = result.view(size, kv_heads, repeats, num_queries, value_dim).permute(0, 3, 1, 2, 4)
-    flat = result.reshape(size * num_queries, kv_heads * repeats, value_dim)
-    if group.scatter is not None:
-        flat = flat.index_select(0, group.scatter)
-    out.index_copy_(0, group.rows, flat)
+        keys = values = layer.pool.index_select(0, blocks)
+        first_value = kv_heads * key_dim
+        key_width = value_width = first_value + kv_heads * value_dim
+    return (
+        keys.as_strided((1, kv_heads, num_keys, key_dim), (0, key_dim, key_width, 1)),
+        values.as_strided(
+            (1, kv_heads, num_keys, value_dim), (0, value_dim, value_width, 1), first_value
+        ),
+    )
 
 
 def _varlen(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import PassLayout, paged_attention
+from .attention import PassLayout, attend
 from .prepack import JointPart, PackedLinear
 
 
@@ -25,6 +25,7 @@ class LeanLlamaLayer(nn.Module):
         self._scaling: float = attention.scaling
         self._head_dim: int = attention.head_dim
         self._query_heads = attention.q_proj.out_features // attention.head_dim
+        self._query_width = attention.q_proj.out_features
         self._rotated_heads = (
             self._query_heads + attention.k_proj.out_features // attention.head_dim
         )
@@ -33,8 +34,8 @@ class LeanLlamaLayer(nn.Module):
         self._gate_up: PackedLinear = mlp.gate_proj.joint
         self._down: PackedLinear = mlp.down_proj
         self._activation: nn.Module = mlp.act_fn
-        self._input_norm = layer.input_layernorm
-        self._post_norm = layer.post_attention_layernorm
+        self._input_norm = LeanNorm(layer.input_layernorm)
+        self._post_norm = LeanNorm(layer.post_attention_layernorm)
 
     def forward(
         self,
@@ -45,48 +46,75 @@ class LeanLlamaLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """[1, T, hidden] to the same; keywords as `LlamaModel` passes them."""
-        cos, sin = (part.unsqueeze(2) for part in position_embeddings)
-        split = self._query_heads
-        qkv = self._qkv(_rms_norm(hidden, self._input_norm))
-        heads = qkv.unflatten(-1, (-1, self._head_dim))
-        rotated = _rotate(heads[:, :, : self._rotated_heads], cos, sin)
-        attended, _none = paged_attention(
-            self,
-            rotated[:, :, :split].transpose(1, 2),
-            rotated[:, :, split:].transpose(1, 2),
-            heads[:, :, self._rotated_heads :].transpose(1, 2),
-            layout=layout,
-            scaling=self._scaling,
-        )
-        hidden = hidden + self._out(attended.flatten(2))
-        gate, up = self._gate_up(_rms_norm(hidden, self._post_norm)).chunk(2, -1)
-        result: Tensor = hidden + self._down(self._activation(gate) * up)
-        return result
+        cos, sin = position_embeddings
+        kv = layout.layers[self.layer_idx]
+        assert kv.rows is not None
+        row = hidden[0]
+        qkv = self._qkv(self._input_norm(row))
+        heads = qkv.view(len(row), -1, self._head_dim)
+        _rotate_(heads.narrow(1, 0, self._rotated_heads), cos, sin)
+        kv.rows.index_copy_(0, layout.write_index, qkv[:, self._query_width :])
+        attended = attend(heads.narrow(1, 0, self._query_heads), kv, layout, self._scaling)
+        row = self._out(attended.flatten(1)).add_(row)
+        gate, up = self._gate_up(self._post_norm(row)).chunk(2, 1)
+        result: Tensor = self._down(self._activation(gate).mul_(up)).add_(row)
+        return result.unsqueeze(0)
+
+
+class LeanNorm(nn.Module):
+    """`LlamaRMSNorm` on [T, hidden] in fewer calls: statistics in float32, rounded before the weight is
+    applied.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self._weight: Tensor = norm.weight
+        self._epsilon = torch.tensor(norm.variance_epsilon, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] to the same."""
+        wide = x.float()
+        norms = torch.linalg.vector_norm(wide, 2, (1,), True)
+        scale = torch.addcmul(self._epsilon, norms, norms, value=1 / x.shape[1]).rsqrt_()
+        return wide.mul_(scale).to(x.dtype).mul_(self._weight)
+
+
+class LeanRotary(nn.Module):
+    """Stands where `LlamaRotaryEmbedding` stood; its tables are shaped for `_rotate_`, once a pass."""
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self._rotary = rotary
+
+    def forward(self, hidden: Tensor, *, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D], the first half of the sines negative."""
+        cos, sin = self._rotary(hidden, position_ids=position_ids)
+        low, high = sin[0].unsqueeze(1).chunk(2, -1)
+        return cos[0].unsqueeze(1), torch.cat((-low, high), -1)
 
 
 def make_lean(model: nn.Module) -> int:
     """Replace the prepacked Llama layers of `model` in place; returns how many."""
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+    from transformers.models.llama.modeling_llama import LlamaModel
 
     replaced = 0
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            # Subclasses (other architectures) change what the layer does.
-            if type(child) is LlamaDecoderLayer and isinstance(child.self_attn.q_proj, JointPart):
-                setattr(module, name, LeanLlamaLayer(child))
+        # Subclasses (other architectures) change what a layer does.
+        if type(module) is LlamaModel and all(map(_can_be_lean, module.layers)):
+            for index, layer in enumerate(module.layers):
+                module.layers[index] = LeanLlamaLayer(layer)
                 replaced += 1
+            module.rotary_emb = LeanRotary(module.rotary_emb)  # type: ignore[assignment]
     return replaced
 
 
-def _rms_norm(x: Tensor, norm: Any) -> Tensor:
-    """As `LlamaRMSNorm`: statistics in float32, rounded before the weight is applied."""
-    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = norms.square_().mul_(1 / x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
-    normed: Tensor = (x * scale).to(x.dtype).mul_(norm.weight)
-    return normed
+def _can_be_lean(layer: nn.Module) -> bool:
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    return type(layer) is LlamaDecoderLayer and isinstance(layer.self_attn.q_proj, JointPart)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [1, T, heads, D] by [1, T, 1, D]."""
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat((-high, low), -1) * sin
+def _rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotary embedding of [T, heads, D], in place, by the tables of `LeanRotary`."""
+    rolled = x.roll(x.shape[-1] // 2, -1)
+    x.mul_(cos).addcmul_(rolled, sin)

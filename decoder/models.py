@@ -168,19 +168,21 @@ class PackedModel:
         self.block_size = block_size
         self._graphs = None  # they hold the old pool
         try:
-            self.layers = [
-                LayerKV(
-                    self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.key_dim),
-                    self._pool(num_blocks + 1, block_size, s.num_kv_heads, s.value_dim),
-                )
-                for s in self.shapes
-            ]
+            self.layers = [self._layer(num_blocks + 1, block_size, s) for s in self.shapes]
         except RuntimeError as error:  # also torch.OutOfMemoryError
             size = num_blocks * block_size * self.kv_bytes_per_token / 2**30
             raise MemoryError(
                 f"The KV pool of {self.name} takes {size:.2f} GiB, which {self.device} does not have; "
                 "lower kv_cache_bytes or num_kv_blocks."
             ) from error
+
+    def _layer(self, num_blocks: int, block_size: int, shape: LayerShape) -> LayerKV:
+        heads, dims = shape.num_kv_heads, (shape.key_dim, shape.value_dim)
+        if self.backend == "sdpa":  # gathered and written in one piece
+            pool = self._pool(num_blocks, block_size, heads * sum(dims))
+            return LayerKV.side_by_side(pool, heads, shape.key_dim)
+        keys, values = (self._pool(num_blocks, block_size, heads, dim) for dim in dims)
+        return LayerKV(keys, values)
 
     def _pool(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)

@@ -5,10 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROWS_IN_CACHE = 2
-"""Rows that one step works on, on the CPU: 49k float32 columns of two rows stay in a 2 MB cache, and the
-five passes over them are three times as fast as over all rows at once."""
-
 
 def law_signals(logits: Tensor, with_margin: bool = False) -> Tensor:
     """Largest probability and entropy in nats of each row, at temperature 1.
@@ -20,17 +16,19 @@ def law_signals(logits: Tensor, with_margin: bool = False) -> Tensor:
     Returns:
         float64 [2, N] or [3, N] on the device of `logits`.
     """
-    step = ROWS_IN_CACHE if logits.device.type == "cpu" else max(len(logits), 1)
+    # One row of 49k float32 columns stays in a CPU's cache while it is gone over five times.
+    step = 1 if logits.device.type == "cpu" else max(len(logits), 1)
     parts = [_signals(rows, with_margin) for rows in torch.split(logits, step)]
     return torch.cat(parts, 1).double()
 
 
 def _signals(logits: Tensor, with_margin: bool) -> Tensor:
-    shifted = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    shifted = shifted - shifted.max(-1, keepdim=True).values
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    shifted = logits.to(wide, copy=True)
+    shifted.sub_(shifted.amax(-1, keepdim=True))
     weights = shifted.exp()
     total = weights.sum(-1)
-    entropy = total.log() - torch.linalg.vecdot(weights, shifted.clamp_min(-1e30)) / total
+    entropy = total.log() - torch.linalg.vecdot(weights, shifted.clamp_min_(-1e30)) / total
     signals = [1 / total, entropy]
     if with_margin:
         second = weights.topk(min(2, weights.shape[-1]), -1).values[:, -1]

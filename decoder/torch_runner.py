@@ -286,7 +286,9 @@ class TorchRunner:
             layout,
             rows,
         )
+        # What a round does with them, in the same share of rows.
         argmax(logits).cpu()
+        law_signals(logits[: len(lengths)]).cpu()
         return self._now() - started
 
     def _model(self, model: Literal["target", "draft"]) -> PackedModel:

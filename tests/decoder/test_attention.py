@@ -48,6 +48,7 @@ def dense(
     window=st.none() | st.integers(1, 12),
     softcap=st.none() | st.floats(0.5, 5),
     block_size=st.sampled_from([1, 3, 4]),
+    side_by_side=st.booleans(),
     seed=st.integers(0, 999),
 )
 def test_it_equals_dense_attention_for_any_ragged_batch(
@@ -57,6 +58,7 @@ def test_it_equals_dense_attention_for_any_ragged_batch(
     window: int | None,
     softcap: float | None,
     block_size: int,
+    side_by_side: bool,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -73,10 +75,14 @@ def test_it_equals_dense_attention_for_any_ragged_batch(
 
     tables = rng.permutation(num_blocks).astype(np.int32).reshape(len(shapes), width)
     # What the pool held before must not matter: strangers' keys, and a block past each context.
-    layer = LayerKV(
-        10 * random(num_blocks + 1, block_size, kv_heads, key_dim),
-        10 * random(num_blocks + 1, block_size, kv_heads, value_dim),
-    )
+    if side_by_side:
+        pool = 10 * random(num_blocks + 1, block_size, kv_heads * (key_dim + value_dim))
+        layer = LayerKV.side_by_side(pool, kv_heads, key_dim)
+    else:
+        layer = LayerKV(
+            10 * random(num_blocks + 1, block_size, kv_heads, key_dim),
+            10 * random(num_blocks + 1, block_size, kv_heads, value_dim),
+        )
     keys = [random(int(n), kv_heads, key_dim) for n in contexts]
     values = [random(int(n), kv_heads, value_dim) for n in contexts]
     for table, start, key, value in zip(tables, starts, keys, values, strict=True):
@@ -134,16 +140,24 @@ def test_the_default_scale_is_one_over_the_root_of_the_head_size() -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
-@given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 3000)), max_size=40))
-def test_groups_are_a_partition(shapes: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 3000)), min_size=1, max_size=40))
+def test_groups_are_runs_that_cover_all(shapes: list[tuple[int, int]]) -> None:
     queries = np.array([q for q, _ in shapes], np.int64)
     contexts = queries + np.array([before for _, before in shapes], np.int64)
     groups = plan_groups(queries, contexts)
-    assert all(len(group) for group in groups)
-    members = np.sort(np.concatenate([*groups, np.zeros(0, np.int64)]))
-    assert np.array_equal(members, np.arange(len(shapes)))
+    members = [i for start, stop in groups for i in range(start, stop)]
+    assert members == list(range(len(shapes)))
+    assert all(start < stop for start, stop in groups)
 
 
-def test_equal_sequences_share_a_group_and_a_long_prompt_has_its_own() -> None:
+def test_sequences_share_a_call_while_strange_keys_cost_less_than_a_call() -> None:
+    # A sequence with one query and 150 keys beside n like it: 2 * 150 * n strange pairs, at most 1000.
+    ones = np.ones(8, np.int64)
+    assert plan_groups(ones, 150 * ones) == [(0, 4), (4, 8)]
+    # 20 queries and 150 keys: 2 * 20 * 150 are too many.
+    assert plan_groups(20 * ones[:2], 150 * ones[:2]) == [(0, 1), (1, 2)]
+
+
+def test_a_long_prompt_has_a_call_of_its_own() -> None:
     groups = plan_groups(np.array([1, 1, 500, 1]), np.array([150, 150, 500, 150]))
-    assert sorted(sorted(group.tolist()) for group in groups) == [[0, 1, 3], [2]]
+    assert groups == [(0, 2), (2, 3), (3, 4)]
