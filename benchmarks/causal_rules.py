@@ -6,14 +6,14 @@ of fixed depths, the threshold of SpecDec++, and shrinkage and price of the capp
 The strongest rule is named there too.
 
 Keys: `loads`, load to rule to its throughput over that of the best fixed depth there (oracles have
-"oracle" in their names); `loads_without_looping`, the same without requests whose text fell into
-repetition; `strongest`, the rule with the best geometric mean of throughput over the loads on the
-training split, with its ratios to the best fixed depth and to no speculation.
+"oracle" in their names); `loads_without_looping`, the same for the time shares of the requests whose
+text did not fall into repetition (a round's time is split evenly among those in it, and `specdepth
+evaluate --looping without` replays them alone); `strongest`, the rule with the best geometric mean of
+throughput over the loads on the training split, with its ratios to the best fixed depth and to no
+speculation.
 
 Stops between draft passes do not exist with prompt lookup: rules that are nothing else draft what is on
-offer, and have the figures of the deepest fixed depth. At load 1 requests run one after the other,
-so the figures without looping requests come from the same run; only rules that learn online could
-differ.
+offer, and have the figures of the deepest fixed depth.
 """
 
 from __future__ import annotations
@@ -65,16 +65,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     printer.line(f"Strongest on the training split: {best}, {rules[best]!r}.")
     found = evaluate_replay(trace, cost, fixed | rules, loads, seed=arguments.seed)
     kept = trace.rows("held-out", looping=False)
-    without = {load: ratios_of(found.runs[load], kept.tolist()) for load in loads if load == 1}
-    if more := [load for load in loads if load > 1]:
-        again = evaluate_replay(trace, cost, fixed | rules, more, rows=kept, seed=arguments.seed)
-        without |= {load: ratios_of(again.runs[load]) for load in more}
+    without = {load: ratios_of(found.runs[load], kept.tolist()) for load in loads}
     ratios = {load: ratios_of(found.runs[load]) for load in loads}
     if trace.info.drafter == "prompt-lookup":
         for table in (*ratios.values(), *without.values()):
             table |= {stop: table[f"fixed:{top}"] for stop in STOPS if stop not in table}
     show(printer, "ratio to the best fixed depth, held out", ratios)
-    show(printer, "the same without looping requests", without)
+    show(printer, "the same for requests that do not loop", without)
     seconds = time.process_time() - start_s
     printer.line(f"{seconds:.0f} s of CPU time.")
     values = {
