@@ -22,6 +22,7 @@ def check_cost(
     seconds: float,
     seed: int = 0,
     progress: Callable[[float, str], None] | None = None,
+    probe: Callable[[], float] | None = None,
 ) -> CostError:
     """Compare predicted with live rounds on the clock that `measure_cost` reads.
 
@@ -32,6 +33,7 @@ def check_cost(
         seconds: wall time to spend.
         seed: of prompts and depths.
         progress: called with the share that is done.
+        probe: see `measure_cost_error`.
     """
     with timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock()):
         return measure_cost_error(
@@ -40,8 +42,35 @@ def check_cost(
             prompts,
             seconds=seconds,
             seed=seed,
+            probe=probe,
             progress=None if progress is None else lambda share: progress(share, ""),
         )
+
+
+class ProbedProgress:
+    """A progress callback that also keeps the machine's speed, for `CostError.at_speed`.
+
+    Args:
+        probe: a `SpeedProbe`.
+        progress: the callback.
+    """
+
+    def __init__(
+        self, probe: Callable[[], float], progress: Callable[[float, str], None] | None = None
+    ) -> None:
+        self._probe, self._progress = probe, progress
+        self._seconds: list[float] = []
+
+    def __call__(self, share: float, text: str) -> None:
+        """Probe, and pass it on."""
+        self._seconds.append(self._probe())
+        if self._progress is not None:
+            self._progress(share, text)
+
+    @property
+    def probe_s(self) -> float:
+        """Median probe since the start."""
+        return float(np.median(self._seconds))
 
 
 def error_values(error: CostError) -> dict[str, float | int | bool]:

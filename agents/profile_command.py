@@ -51,9 +51,16 @@ def run(options: Options, console: Console) -> None:
         Interrupted: after Ctrl-C; the pass times are kept if they were complete.
     """
     from specdepth.decoder.config import SamplingParams
+    from specdepth.decoder.speed_probe import SpeedProbe
 
     from . import plots
-    from .cost_check import check_cost, describe_error, error_grid, error_values
+    from .cost_check import (
+        ProbedProgress,
+        check_cost,
+        describe_error,
+        error_grid,
+        error_values,
+    )
     from .evaluate import evaluate
     from .report import write_report
     from .results import Results, command_line, write_atomically
@@ -84,9 +91,11 @@ def run(options: Options, console: Console) -> None:
     )
     # Found before anything is measured, so that what cannot be checked fails at once.
     checked = make_prompt_requests(decoder, held_out, sampling) if options.check else []
+    probe = SpeedProbe(decoder)
     with console.progress("Measuring passes") as update:
+        probed = ProbedProgress(probe, update)
         cost = measure_cost(
-            decoder, 60 * options.minutes * (1 - DECODE_SHARE), options.seed, update
+            decoder, 60 * options.minutes * (1 - DECODE_SHARE), options.seed, probed
         )
     cost.save(make_folder(folder) / COST_FILE)
     write_atomically(folder / "knee.svg", plots.knee_plot(cost))
@@ -99,7 +108,9 @@ def run(options: Options, console: Console) -> None:
     if checked and not (found is not None and found.interrupted):
         token_lists = [request.prompt_token_ids for request in checked]
         with console.progress("Comparing predicted with live rounds") as update:
-            error = check_cost(decoder, cost, token_lists, CHECK_SECONDS, options.seed, update)
+            error = check_cost(
+                decoder, cost, token_lists, CHECK_SECONDS, options.seed, update, probe
+            ).at_speed(probed.probe_s)
     rows = found.rows() if found is not None else []
     results = Results.collect(command_line(), config_of(options), rows, device=cost.device)
     results.save(folder / "results.json")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +24,8 @@ BLOCK_ROUNDS = 16
 FILL_ROUNDS = 200
 """Most rounds that are waited for until the sequences of a block all decode."""
 NEW_TOKENS = 48
+PROBE_REACH = 2
+"""Rounds before and after whose probes count for a round."""
 LONG_SHARE = 0.25
 """Of the requests: these get several prompts one after the other, for longer contexts."""
 
@@ -36,6 +39,8 @@ class CostError:
     num_running: Ints
     """Decoding sequences."""
     num_prefill_tokens: Ints
+    probe_s: Floats | None = None
+    """What a fixed piece of work took right after each round; see `SpeedProbe`."""
 
     def __len__(self) -> int:
         return len(self.measured_s)
@@ -72,7 +77,22 @@ class CostError:
             self.measured_s[chosen],
             self.num_running[chosen],
             self.num_prefill_tokens[chosen],
+            None if self.probe_s is None else self.probe_s[chosen],
         )
+
+    def at_speed(self, probe_s: float) -> CostError:
+        """The same rounds as on a machine where the probe takes `probe_s` seconds.
+
+        Each measured time is divided by the median of the probes of the rounds around it. What the
+        cost model gets wrong stays; that the machine was faster or slower than during the profile
+        goes. Without probes nothing changes.
+        """
+        if self.probe_s is None:
+            return self
+        reach = np.pad(self.probe_s, PROBE_REACH, mode="edge")
+        windows = np.lib.stride_tricks.sliding_window_view(reach, 2 * PROBE_REACH + 1)
+        slowness = np.median(windows, axis=1) / probe_s
+        return replace(self, measured_s=self.measured_s / slowness)
 
 
 def predicted_round_s(outcome: RoundOutcome, cost: CostModel) -> float:
@@ -93,6 +113,7 @@ def measure_cost_error(
     loads: Sequence[int] = LOADS,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
+    probe: Callable[[], float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostError:
     """Run live rounds of random depths at each load, prompts joining as others end, and compare.
@@ -105,6 +126,7 @@ def measure_cost_error(
         loads: concurrent requests; those beyond what the engine holds are left out.
         seed: of prompts, depths and the order of loads.
         progress: called with the share of the time that is over, 0..1.
+        probe: called after each round; its seconds go into the result.
         clock: wall time in seconds, for the budget only.
 
     Raises:
@@ -118,14 +140,14 @@ def measure_cost_error(
     rng = np.random.default_rng(seed)
     chosen = [load for load in loads if load <= engine.config.max_num_seqs]
     report = progress or (lambda share: None)
-    rows: list[tuple[float, float, int, int]] = []
+    rows: list[_Row] = []
     start = clock()
     engine.set_scheduler(RandomDepth(seed))
     try:
         while not rows or clock() - start < seconds:
             # Upwards, so that the sequences of one load are part of the next.
             for load in sorted(chosen):
-                rows += _block(engine, cost, prompts, load, rng)
+                rows += _block(engine, cost, prompts, load, rng, probe or (lambda: math.nan))
                 report(min((clock() - start) / seconds, 1.0))
             engine.abort_all()
     finally:
@@ -133,8 +155,16 @@ def measure_cost_error(
         engine.take_finished()
     columns = np.array(rows, np.float64).T
     return CostError(
-        columns[0], columns[1], columns[2].astype(np.int64), columns[3].astype(np.int64)
+        columns[0],
+        columns[1],
+        columns[2].astype(np.int64),
+        columns[3].astype(np.int64),
+        None if probe is None else columns[4],
     )
+
+
+_Row = tuple[float, float, int, int, float]
+"""Predicted and measured seconds, sequences, prefill tokens, probe."""
 
 
 def _block(
@@ -143,9 +173,10 @@ def _block(
     prompts: Sequence[Sequence[int]],
     load: int,
     rng: np.random.Generator,
-) -> list[tuple[float, float, int, int]]:
-    """Rounds at one load as (predicted, measured, sequences, prefill tokens), once all decode."""
-    rows: list[tuple[float, float, int, int]] = []
+    probe: Callable[[], float],
+) -> list[_Row]:
+    """Rounds at one load, once all decode."""
+    rows: list[_Row] = []
     is_full = False
     for number in range(FILL_ROUNDS + BLOCK_ROUNDS):
         while engine.num_running + engine.num_waiting < load:
@@ -157,9 +188,9 @@ def _block(
         assert outcome is not None
         engine.take_finished()
         if is_full:
-            predicted_s = predicted_round_s(outcome, cost)
-            row = (predicted_s, outcome.elapsed_s, len(outcome.slots), outcome.num_prefill_tokens)
-            rows.append(row)
+            predicted_s, seconds = predicted_round_s(outcome, cost), outcome.elapsed_s
+            size, prefill = len(outcome.slots), outcome.num_prefill_tokens
+            rows.append((predicted_s, seconds, size, prefill, probe()))
         if len(rows) == BLOCK_ROUNDS:
             break
         is_full = is_full or len(outcome.slots) == load or number >= FILL_ROUNDS

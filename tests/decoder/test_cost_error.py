@@ -42,6 +42,35 @@ def test_rounds_can_be_picked() -> None:
     assert error.where(error.num_prefill_tokens > 0).predicted_s.tolist() == [2.0]
 
 
+def test_the_machines_speed_goes_and_the_models_error_stays() -> None:
+    slow = np.array([1.0] * 10 + [1.5] * 10)  # the machine slows down half-way
+    error = CostError(
+        predicted_s=np.full(20, 1.1),
+        measured_s=slow,
+        num_running=np.ones(20, np.int64),
+        num_prefill_tokens=np.zeros(20, np.int64),
+        probe_s=0.005 * slow,
+    )
+    assert error.p95 > 0.2
+    steady = error.at_speed(0.005)
+    assert steady.errors == pytest.approx(np.full(20, 0.1))
+    assert error.at_speed(0.01).bias == pytest.approx(1.1 / 2 - 1)
+    assert steady.where(steady.predicted_s > 0).probe_s is not None
+
+
+def test_a_single_slow_probe_does_not_count() -> None:
+    probes = np.full(9, 0.005)
+    probes[4] = 0.05
+    ones, none = np.ones(9), np.zeros(9, np.int64)
+    error = CostError(ones, ones, none + 1, none, probes)
+    assert (error.at_speed(0.005).errors == 0).all()
+
+
+def test_without_probes_times_are_as_measured() -> None:
+    error = rounds([1.1, 0.9], [1.0, 1.0])
+    assert error.at_speed(123.0) is error
+
+
 def check(engine: Engine, cost: CostModel, **changes: Any) -> CostError:
     ticks = iter(range(10_000))
     options: dict[str, Any] = {

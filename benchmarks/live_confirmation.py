@@ -1,0 +1,133 @@
+"""Do live runs confirm replay? The same held-out requests under the same policies, live and replayed.
+
+Blocks of requests are served by the real decoder, the policies in rotating order, and then by replay of
+the shipped trace under the cost model. Ratios are of throughput to decoding without speculation, at equal
+work, with intervals over requests as in `specdepth evaluate`.
+
+Keys: `ratios`, load to policy to its speedup `live` with its `interval`, in `replay`, and whether that lies
+inside; `agree`, share of all that do; `bias`, load to replay's predicted over the measured seconds, all
+policies together. A bias that is the same for all policies cancels in ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from _measure import Printer, bounds, parse, result_line
+from _workload import load_decoder
+
+if TYPE_CHECKING:
+    from specdepth.decoder.workload import WorkloadRequest
+
+POLICIES = ("fixed:2", "fixed:4", "fixed:8", "ema-greedy", "greedy:smollm2-prompt-lookup")
+OFF = "off"
+BLOCKS = {1: 2, 4: 8, 16: 32}
+"""Load to requests in a block."""
+NUM_TOKENS = 64
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print, and end with the JSON line."""
+    from specdepth.agents.load_runs import LoadRuns
+    from specdepth.decoder.clock import ThreadClock
+    from specdepth.decoder.config import EngineConfig, SamplingParams
+    from specdepth.decoder.prompts import load_prompts
+    from specdepth.decoder.replay import ReplayDecoder
+    from specdepth.decoder.serving import serve
+    from specdepth.decoder.trace_files import load_trace
+    from specdepth.decoder.workload import ClosedLoop, Workload, make_requests
+    from specdepth.scheduler.baselines import make_scheduler
+    from specdepth.scheduler.cost_files import load_cost
+
+    arguments = parse(__doc__, argv, options=_options)
+    printer = Printer(arguments.json_only)
+    trace = load_trace(arguments.trace)
+    blocks = {1: 2} if arguments.quick else BLOCKS
+    live = load_decoder(arguments.target, max_num_seqs=max(blocks))
+    live.engine.clock = live.runner.clock = ThreadClock()
+    top = trace.info.max_num_speculative_tokens
+    config = EngineConfig(max_num_seqs=max(blocks), max_num_speculative_tokens=top)
+    replay = ReplayDecoder(trace, load_cost(arguments.cost), config)
+    live.engine.cost = replay.engine.cost
+    policies = {name: make_scheduler(name) for name in (OFF, *arguments.policies)}
+    by_id = {prompt.id: prompt for prompt in load_prompts()}
+    rows = np.random.default_rng(arguments.seed).permutation(trace.rows("held-out"))
+    assert live.tokenizer is not None
+    prompts = [by_id[trace.ids[row]] for row in rows]
+    sampling = SamplingParams(max_new_tokens=arguments.new_tokens)
+    requests = make_requests(prompts, live.tokenizer, sampling)
+    replayed = replay.requests(rows, arguments.new_tokens)
+
+    def run(decoder: Any, name: str, load: int, block: Sequence[WorkloadRequest]) -> Any:
+        workload = Workload(requests=tuple(block), process=ClosedLoop.constant(load))
+        getattr(policies[name], "reset", lambda: None)()
+        return serve(decoder.engine, workload, policies[name])
+
+    for load in blocks:  # warm up
+        run(live, "fixed:8" if "fixed:8" in policies else OFF, load, requests[-2 * load :])
+    deadline = time.monotonic() + 60 * arguments.minutes
+    runs = {load: (LoadRuns(tuple(policies)), LoadRuns(tuple(policies))) for load in blocks}
+    at = dict.fromkeys(blocks, 0)
+    spent = dict.fromkeys(blocks, 0.0)
+    while True:
+        load = min(spent, key=lambda one: spent[one])
+        size = blocks[load]
+        chosen = slice(at[load], at[load] + size)
+        if (time.monotonic() > deadline and all(at.values())) or chosen.stop > len(rows):
+            break
+        started = time.monotonic()
+        first = at[load] // size % len(policies)
+        order = [*policies][first:] + [*policies][:first]
+        block = range(chosen.start, chosen.stop)
+        for one, decoder, texts in zip(
+            runs[load], (live, replay), (requests, replayed), strict=True
+        ):
+            one.add(block, 0, {name: run(decoder, name, load, texts[chosen]) for name in order})
+        at[load] += size
+        spent[load] += time.monotonic() - started
+    ratios: dict[int, dict[str, dict[str, Any]]] = {}
+    table = []
+    for load, (measured, modelled) in runs.items():
+        ratios[load] = {}
+        for name in arguments.policies:
+            ratio, other = measured.ratio(name, OFF), modelled.ratio(name, OFF).value
+            inside = bool(ratio.low <= other <= ratio.high)
+            ratios[load][name] = {
+                "live": round(ratio.value, 4),
+                "interval": bounds(ratio),
+                "replay": round(other, 4),
+                "inside": inside,
+            }
+            table.append((f"{load}: {name}", ratio.value, str(bounds(ratio)), other, str(inside)))
+    printer.table(("speedup over off", "live", "95 %", "replay", "inside"), table)
+    bias = {
+        load: round(sum(modelled.makespan_s.values()) / sum(measured.makespan_s.values()), 4)
+        for load, (measured, modelled) in runs.items()
+    }
+    printer.line(f"Replay's seconds over measured ones, by load: {bias}.")
+    cells = [cell for row in ratios.values() for cell in row.values()]
+    values = {
+        "agree": round(sum(cell["inside"] for cell in cells) / len(cells), 4),
+        "ratios": ratios,
+        "bias": bias,
+        "num_requests": at,
+        "new_tokens": arguments.new_tokens,
+        "cost_model": replay.engine.cost.name,
+    }
+    printer.result(result_line("live_confirmation", arguments, sum(at.values()), values))
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", default="default", help="trace of the target, file or name")
+    parser.add_argument("--cost", default="cpu-smollm2-bf16", help="cost model, file or name")
+    parser.add_argument("--minutes", type=float, default=10.0, help="wall time, about")
+    parser.add_argument("--new-tokens", type=int, default=NUM_TOKENS)
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES), help="by name")
+
+
+if __name__ == "__main__":
+    main()
