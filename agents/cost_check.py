@@ -47,32 +47,6 @@ def check_cost(
         )
 
 
-class ProbedProgress:
-    """A progress callback that also keeps the machine's speed, for `CostError.at_speed`.
-
-    Args:
-        probe: a `SpeedProbe`.
-        progress: the callback.
-    """
-
-    def __init__(
-        self, probe: Callable[[], float], progress: Callable[[float, str], None] | None = None
-    ) -> None:
-        self._probe, self._progress = probe, progress
-        self._seconds: list[float] = []
-
-    def __call__(self, share: float, text: str) -> None:
-        """Probe, and pass it on."""
-        self._seconds.append(self._probe())
-        if self._progress is not None:
-            self._progress(share, text)
-
-    @property
-    def probe_s(self) -> float:
-        """Median probe since the start."""
-        return float(np.median(self._seconds))
-
-
 def error_values(error: CostError) -> dict[str, float | int | bool]:
     """The figures of a check, for JSON."""
     return {

@@ -55,7 +55,6 @@ def run(options: Options, console: Console) -> None:
 
     from . import plots
     from .cost_check import (
-        ProbedProgress,
         check_cost,
         describe_error,
         error_grid,
@@ -93,10 +92,9 @@ def run(options: Options, console: Console) -> None:
     checked = make_prompt_requests(decoder, held_out, sampling) if options.check else []
     probe = SpeedProbe(decoder)
     with console.progress("Measuring passes") as update:
-        probed = ProbedProgress(probe, update)
-        cost = measure_cost(
-            decoder, 60 * options.minutes * (1 - DECODE_SHARE), options.seed, probed
-        )
+        seconds = 60 * options.minutes * (1 - DECODE_SHARE)
+        cost = measure_cost(decoder, seconds, options.seed, update, probe)
+        probe_s = probe.median_s
     cost.save(make_folder(folder) / COST_FILE)
     write_atomically(folder / "knee.svg", plots.knee_plot(cost))
     found: Comparison | None = None
@@ -110,7 +108,7 @@ def run(options: Options, console: Console) -> None:
         with console.progress("Comparing predicted with live rounds") as update:
             error = check_cost(
                 decoder, cost, token_lists, CHECK_SECONDS, options.seed, update, probe
-            ).at_speed(probed.probe_s)
+            ).at_speed(probe_s)
     rows = found.rows() if found is not None else []
     results = Results.collect(command_line(), config_of(options), rows, device=cost.device)
     results.save(folder / "results.json")
@@ -142,6 +140,7 @@ def measure_cost(
     seconds: float,
     seed: int = 0,
     progress: Callable[[float, str], None] | None = None,
+    probe: Callable[[], float] | None = None,
 ) -> CostModel:
     """Profile the decoder's passes and the rest of its rounds, and let its schedulers see the prices.
 
@@ -153,10 +152,12 @@ def measure_cost(
         seconds: wall time to spend.
         seed: of the order of passes.
         progress: called with the share that is done.
+        probe: tells the machine's speed; a `SpeedProbe` of the decoder by default.
     """
     from specdepth.decoder.clock import ThreadClock, WallClock
     from specdepth.decoder.profiler import profile
     from specdepth.decoder.roofline import ModelSize
+    from specdepth.decoder.speed_probe import SpeedProbe
 
     from .evaluate import has_thread_time, timed_by
 
@@ -176,6 +177,7 @@ def measure_cost(
             time_budget_s=seconds,
             seed=seed,
             progress=None if progress is None else lambda share: progress(share, ""),
+            probe=probe or SpeedProbe(decoder),
         )
         cost = replace(cost, overhead_s=_overhead_s(decoder))
     decoder.engine.cost = cost

@@ -55,17 +55,20 @@ def mixed_prompts(decoder: SpeculativeDecoder, count: int, seed: int = 0) -> lis
     from specdepth.decoder.prompts import benchmark_prompts, default_mix
 
     chosen = benchmark_prompts()
-    return _rendered(decoder, chosen if count == len(chosen) else default_mix(count), seed)
+    return rendered(decoder, chosen if count == len(chosen) else default_mix(count), seed)
 
 
 def train_prompts(decoder: SpeculativeDecoder, count: int, seed: int = 0) -> list[list[int]]:
     """Prompts that nothing is reported on, to choose settings with."""
     from specdepth.decoder.prompts import default_mix
 
-    return _rendered(decoder, default_mix(count, seed, split="train"), seed)
+    return rendered(decoder, default_mix(count, seed, split="train"), seed)
 
 
-def _rendered(decoder: SpeculativeDecoder, prompts: Sequence[Prompt], seed: int) -> list[list[int]]:
+def rendered(
+    decoder: SpeculativeDecoder, prompts: Sequence[Prompt], seed: int = 0
+) -> list[list[int]]:
+    """Token ids of `prompts`; random ones for a model folder without a tokenizer."""
     from specdepth.decoder.prompts import render
 
     if decoder.tokenizer is not None:

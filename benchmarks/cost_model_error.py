@@ -26,7 +26,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Profile, check, print, and end with the JSON line."""
     arguments = parse(__doc__, argv)
     from specdepth.agents.cost_check import (
-        ProbedProgress,
         check_cost,
         describe_error,
         error_grid,
@@ -40,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     decoder = load_decoder(arguments.target, max_num_seqs=NUM_SEQS)
     prompts = mixed_prompts(decoder, NUM_PROMPTS, arguments.seed)
     probe = SpeedProbe(decoder)
-    probed = ProbedProgress(probe)
-    cost = measure_cost(decoder, profile_s, arguments.seed, probed)
+    cost = measure_cost(decoder, profile_s, arguments.seed, probe=probe)
+    probe_s = probe.median_s
     raw = check_cost(decoder, cost, prompts, check_s, arguments.seed, probe=probe)
-    error = raw.at_speed(probed.probe_s)
+    error = raw.at_speed(probe_s)
     decode = error.where(error.num_prefill_tokens == 0)
     grid = error_grid(error)
     printer.table(grid.header, grid.rows)

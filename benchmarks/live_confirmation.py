@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from _measure import Printer, bounds, parse, result_line
-from _workload import load_decoder
+from _workload import load_decoder, rendered
 
 if TYPE_CHECKING:
     from specdepth.decoder.workload import WorkloadRequest
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from specdepth.decoder.replay import ReplayDecoder
     from specdepth.decoder.serving import serve
     from specdepth.decoder.trace_files import load_trace
-    from specdepth.decoder.workload import ClosedLoop, Workload, make_requests
+    from specdepth.decoder.workload import ClosedLoop, Workload, WorkloadRequest
     from specdepth.scheduler.baselines import make_scheduler
     from specdepth.scheduler.cost_files import load_cost
 
@@ -56,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     policies = {name: make_scheduler(name) for name in (OFF, *arguments.policies)}
     by_id = {prompt.id: prompt for prompt in load_prompts()}
     rows = np.random.default_rng(arguments.seed).permutation(trace.rows("held-out"))
-    assert live.tokenizer is not None
     prompts = [by_id[trace.ids[row]] for row in rows]
     sampling = SamplingParams(max_new_tokens=arguments.new_tokens)
-    requests = make_requests(prompts, live.tokenizer, sampling)
+    requests = [
+        WorkloadRequest(prompt_token_ids=tuple(tokens), sampling=sampling)
+        for tokens in rendered(live, prompts)
+    ]
     replayed = replay.requests(rows, arguments.new_tokens)
 
     def run(decoder: Any, name: str, load: int, block: Sequence[WorkloadRequest]) -> Any:

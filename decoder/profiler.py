@@ -138,14 +138,17 @@ def profile(
     time_budget_s: float = 50.0,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
+    probe: Callable[[], float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
     """Measure a cost model.
 
     All pass shapes are timed in turn, in a new random order each sweep, so that a noisy moment hits
-    no single size; a size's price is the median over sweeps. The first run of each shape is
-    dropped. Staircases are kept: a pass of 8 tokens may cost more than one of 16. What physics
-    makes non-negative is clipped at 0: the price of context and of catching up.
+    no single size; a size's price is the median over sweeps. With a `probe` each pass is measured
+    against the probes before and after it: a machine whose speed drifts gives the prices of one speed,
+    that of the median probe. The first run of each shape is dropped. Staircases are kept: a pass of 8
+    tokens may cost more than one of 16. What physics makes non-negative is clipped at 0: the price of
+    context and of catching up.
 
     A pass of n tokens is split over as many sequences as the middle of its widest (depth 0) and its
     deepest (depth K) form has, since `CostModel` prices tokens, whoever they belong to. As in real
@@ -165,6 +168,7 @@ def profile(
             do not fit, so a slow model gets a shorter grid, which `CostModel` extends linearly.
         seed: of the order of passes, and of depths and contexts within them.
         progress: called with the share of the budget that is done, 0..1.
+        probe: seconds of a fixed piece of work; see `SpeedProbe`.
         clock: wall time in seconds, for the budget only.
 
     Returns:
@@ -177,7 +181,7 @@ def profile(
         raise ValueError(f"time_budget_s must be above 0, got {time_budget_s}.")
     plan = _plan(timer, tokens, contexts, seed)
     report = progress or (lambda share: None)
-    times = _measure(timer, plan, time_budget_s, seed, report, clock)
+    times = _measure(timer, plan, time_budget_s, seed, report, probe, clock)
     measured = [n for n in sorted(plan.verify) if {plan.verify[n], plan.prefill[n]} <= times.keys()]
     context_s = _slope(times, plan.context, lambda cell: sum(cell.contexts))
     prices = {}
@@ -291,10 +295,12 @@ def _measure(
     budget_s: float,
     seed: int,
     progress: Callable[[float], None],
+    probe: Callable[[], float] | None,
     clock: Callable[[], float],
 ) -> dict[_Cell, float]:
     """Median seconds of each cell; large cells that do not fit the budget are absent."""
     start = clock()
+    speed = probe or (lambda: 1.0)
 
     def once(cell: _Cell) -> float:
         seconds = timer.time_pass(cell.queries, cell.contexts, cell.num_logit_rows, cell.model)
@@ -319,6 +325,7 @@ def _measure(
             break
         cells = [cell for cell in cells if cell.num_tokens < largest]
     samples: dict[_Cell, list[float]] = {cell: [] for cell in cells}
+    probes = [speed()]
     rng = np.random.default_rng(seed)
     sweep_s = 0.0
     for repeat in range(MAX_REPEATS):
@@ -326,10 +333,13 @@ def _measure(
         if repeat >= MIN_REPEATS and before - start + sweep_s > budget_s:
             break
         for index in rng.permutation(len(cells)):
-            samples[cells[index]].append(once(cells[index]))
+            seconds = once(cells[index])
+            probes.append(speed())
+            samples[cells[index]].append(2 * seconds / (probes[-2] + probes[-1]))
         sweep_s = clock() - before
     logger.info("profiled %d pass shapes, %d repeats.", len(cells), len(samples[cells[0]]))
-    return {cell: float(np.median(values)) for cell, values in samples.items()}
+    middle = float(np.median(probes))
+    return {cell: middle * float(np.median(values)) for cell, values in samples.items()}
 
 
 def _slope(

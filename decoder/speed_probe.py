@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ class SpeedProbe:
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(PROBE_ROWS, width, generator=generator)
         self._rows = rows.to(target.device, target.dtype)
+        self._seconds: list[float] = []
+
+    @property
+    def median_s(self) -> float:
+        """Median of all that it measured so far; NaN before the first."""
+        return float(np.median(self._seconds)) if self._seconds else math.nan
 
     @torch.inference_mode()
     def __call__(self) -> float:
@@ -39,4 +47,5 @@ class SpeedProbe:
         self._head(self._rows)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return clock.now() - before
+        self._seconds.append(clock.now() - before)
+        return self._seconds[-1]

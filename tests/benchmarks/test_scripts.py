@@ -134,6 +134,18 @@ def test_cost_model_error(script: Script) -> None:
     assert 0 <= found["median"] <= found["p95"]
 
 
+def test_live_confirmation(script: Script) -> None:
+    names = ("fixed:2", "ema-greedy")
+    found = script("live_confirmation", "--minutes", "0", "--new-tokens", "4", "--policies", *names)
+    assert 0 <= found["agree"] <= 1
+    assert set(found["ratios"]) == {"1"}
+    for name in names:
+        cell = found["ratios"]["1"][name]
+        assert cell["live"] > 0
+        assert cell["replay"] > 0
+    assert found["bias"]["1"] > 0
+
+
 def test_replay_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import replay_speed
 

@@ -245,3 +245,37 @@ def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
 def test_overhead_is_time_outside_passes_a_round() -> None:
     assert round_overhead_s(0.2, 0.4, 100) == pytest.approx(0.006)
     assert round_overhead_s(0.0, 0.0, 0) == 0.0
+
+
+class DriftingTimer(LawTimer):
+    """Passes on a machine whose speed swings by half every few seconds of its own clock."""
+
+    def slowness(self) -> float:
+        return 1.0 + 0.5 * (int(self.now / 10.0) % 2)
+
+    def time_pass(
+        self,
+        query_lengths: Sequence[int],
+        context_lengths: Sequence[int],
+        num_logit_rows: int,
+        model: Literal["target", "draft"] = "target",
+    ) -> float:
+        seconds = super().time_pass(query_lengths, context_lengths, num_logit_rows, model)
+        more = (self.slowness() - 1) * seconds
+        self.now += more
+        return seconds + more
+
+    def probe(self) -> float:
+        return 0.005 * self.slowness()
+
+
+def test_a_probe_takes_the_machines_swings_out_of_the_prices() -> None:
+    def spread(probe: Callable[[], float] | None, timer: DriftingTimer) -> float:
+        model = profile(timer, name="swings", time_budget_s=800, clock=timer.clock, probe=probe)
+        sizes = [n for n in model.tokens if n <= 256]
+        ratios = [model.pass_s(n) / (timer.base(n) + timer.head_row_s * n) for n in sizes]
+        return max(ratios) / min(ratios)
+
+    plain, probed = DriftingTimer(), DriftingTimer()
+    assert spread(probed.probe, probed) < 1.03
+    assert spread(None, plain) > 1.2
