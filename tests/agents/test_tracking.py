@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def chunks(data: bytes) -> Iterator[bytes]:
     """Records of a transaction log: a 7-byte header, then LevelDB's log format in blocks of 32 KiB."""
     assert data[:4] == b":W&B"
     at, parts = 7, b""
-    while at < len(data):
+    while at + 7 <= len(data):
         left = BLOCK - at % BLOCK
         if left < 7:
             at += left
@@ -34,7 +35,17 @@ def chunks(data: bytes) -> Iterator[bytes]:
 
 
 def records(folder: Path) -> dict[str, list[Any]]:
-    """Records of an offline run, by kind."""
+    """Records of an offline run, by kind.
+
+    W&B's own process may close the file a moment after `finish` has returned; the last record is "exit".
+    """
+    deadline = time.monotonic() + 30
+    while "exit" not in (found := _records(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _records(folder: Path) -> dict[str, list[Any]]:
     from wandb.proto import wandb_internal_pb2 as proto
 
     (path,) = folder.glob("*.wandb")
