@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .features import NUM_FEATURES, feature_matrix
-from .policy_file import Float32s, PolicyCard, PolicyWeights, read_policy, save_policy
+from .policy_file import POLICY, Float32s, PolicyCard, PolicyWeights, read_policy, save_policy
 from .state import Ints, RoundOutcome, RoundState
 
 __all__ = ["LearnedScheduler", "PolicyCard", "PolicyWeights", "save_policy"]
@@ -70,20 +70,19 @@ class LearnedScheduler:
             ValueError: files that `read_policy` refuses, or a policy made for something else.
         """
         weights, card = read_policy(path)
-        for name, wanted, found in (
-            ("model pair", model_pair, card.model_pair),
-            ("drafter", drafter, card.drafter),
-            (
-                "max_num_speculative_tokens",
-                max_num_speculative_tokens,
-                card.max_num_speculative_tokens,
-            ),
-        ):
-            if wanted is not None and wanted != found:
-                raise ValueError(
-                    f"policy {Path(path)} was trained for {name} {found}, not {wanted}; "
-                    "train one for it, or use the policy where it belongs."
-                )
+        POLICY.check_fits(
+            Path(path),
+            {
+                "model pair": model_pair,
+                "drafter": drafter,
+                "max_num_speculative_tokens": max_num_speculative_tokens,
+            },
+            {
+                "model pair": card.model_pair,
+                "drafter": card.drafter,
+                "max_num_speculative_tokens": card.max_num_speculative_tokens,
+            },
+        )
         return cls(weights, card)
 
     def scores(self, observations: Float32s) -> Float32s:

@@ -5,8 +5,6 @@ Both formats are data, never code, and nothing of a file is trusted before it is
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,20 +13,37 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from .features import FEATURES
-from .files import read_bounded, write_atomic
+from .model_folder import CONFIG_FILE, UNREADABLE, FolderFormat, some_names
 
-FORMAT = "specdepth-policy"
-FORMAT_VERSION = 1
 WEIGHTS_FILE = "policy.safetensors"
-CONFIG_FILE = "config.json"
 
-_MAX_CONFIG_BYTES = 1 << 20
-_MAX_WEIGHTS_BYTES = 1 << 26
+POLICY = FolderFormat(
+    noun="policy",
+    remedy="export it again",
+    make="train",
+    made="trained",
+    name="specdepth-policy",
+    version=1,
+    weights_file=WEIGHTS_FILE,
+    fields={
+        "model_pair": str,
+        "drafter": str,
+        "max_num_speculative_tokens": int,
+        "depths": list,
+        "mask_depths": bool,
+        "features": list,
+        "layer_sizes": list,
+        "activation": str,
+        "weights_sha256": str,
+        "env_id": str,
+        "git_sha": str,
+        "versions": dict,
+        "training": dict,
+    },
+)
+
 _MAX_LAYERS = 16
 _MAX_WIDTH = 4096
 _MAX_DEPTH = 1024
@@ -141,11 +156,7 @@ def save_policy(folder: str | os.PathLike[str], weights: PolicyWeights, card: Po
     tensors["clip"] = np.array([weights.clip], np.float32)
     for i, (weight, bias) in enumerate(zip(weights.weights, weights.biases, strict=True)):
         tensors[f"layers.{i}.weight"], tensors[f"layers.{i}.bias"] = weight, bias
-    # safetensors writes the buffer as it lies in memory, whatever the strides
-    data = save_tensors({name: np.ascontiguousarray(array) for name, array in tensors.items()})
     config = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
         "model_pair": card.model_pair,
         "drafter": card.drafter,
         "max_num_speculative_tokens": card.max_num_speculative_tokens,
@@ -154,19 +165,12 @@ def save_policy(folder: str | os.PathLike[str], weights: PolicyWeights, card: Po
         "features": [{"name": f.name, "unit": f.unit} for f in FEATURES],
         "layer_sizes": list(weights.layer_sizes),
         "activation": weights.activation,
-        "weights_sha256": hashlib.sha256(data).hexdigest(),
         "env_id": card.env_id,
         "git_sha": card.git_sha,
         "versions": dict(card.versions),
         "training": dict(card.training),
     }
-    try:
-        text = json.dumps(config, indent=1, allow_nan=False)
-    except TypeError as error:
-        raise ValueError(f"policy card: {error}.") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / WEIGHTS_FILE, data)
-    write_atomic(folder / CONFIG_FILE, (text + "\n").encode())
+    POLICY.write(folder, tensors, config)
     return folder
 
 
@@ -179,59 +183,15 @@ def read_policy(folder: str | os.PathLike[str]) -> tuple[PolicyWeights, PolicyCa
     """
     folder = Path(folder)
     try:
-        config = _parse(read_bounded(folder / CONFIG_FILE, _MAX_CONFIG_BYTES))
+        config = POLICY.read_config(folder)
+        for name in ("depths", "layer_sizes"):
+            if not all(type(value) is int for value in config[name]):
+                raise ValueError(f'{CONFIG_FILE}: "{name}" must hold whole numbers.')
         _check_features(config["features"])
-        data = read_bounded(folder / WEIGHTS_FILE, _MAX_WEIGHTS_BYTES)
-        if hashlib.sha256(data).hexdigest() != config["weights_sha256"]:
-            raise ValueError(f"{WEIGHTS_FILE} is damaged: its checksum differs; export it again.")
-        return _weights(config, load_tensors(data)), _card(config)
-    except OSError as error:
-        name = Path(error.filename).name if error.filename else "a file"
-        raise ValueError(f"no policy in {folder}: {name}: {error.strerror}.") from error
-    except SafetensorError as error:
-        raise ValueError(f"cannot use policy {folder}: {WEIGHTS_FILE}: {error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"cannot use policy {folder}: {error}") from error
-
-
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "model_pair": str,
-    "drafter": str,
-    "max_num_speculative_tokens": int,
-    "depths": list,
-    "mask_depths": bool,
-    "features": list,
-    "layer_sizes": list,
-    "activation": str,
-    "weights_sha256": str,
-    "env_id": str,
-    "git_sha": str,
-    "versions": dict,
-    "training": dict,
-}
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        config = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{CONFIG_FILE} is damaged: {error}.") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f'{CONFIG_FILE} is of no policy: "format" must be "{FORMAT}".')
-    version = config.get("format_version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise ValueError(
-            f"format version {version!r}, this specdepth reads {FORMAT_VERSION}; export the policy "
-            "again, or install the version that wrote it."
-        )
-    for name, kind in _FIELDS.items():
-        value = config.get(name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ValueError(f'{CONFIG_FILE}: "{name}" is missing or of the wrong type.')
-    for name in ("depths", "layer_sizes"):
-        if not all(type(value) is int for value in config[name]):
-            raise ValueError(f'{CONFIG_FILE}: "{name}" must hold whole numbers.')
-    return config
+        tensors = POLICY.read_tensors(folder, config["weights_sha256"])
+        return _weights(config, tensors), _card(config)
+    except UNREADABLE as error:
+        raise POLICY.refusal(folder, error) from error
 
 
 def _check_features(listed: list[Any]) -> None:
@@ -245,17 +205,12 @@ def _check_features(listed: list[Any]) -> None:
     missing = [name for name in our_names if name not in their_names]
     units = [a[0] for a, b in zip(theirs, ours, strict=False) if a[0] == b[0] and a[1] != b[1]]
     if unknown or missing:
-        detail = f"it has {_names(unknown)} that are not known, and lacks {_names(missing)}"
+        detail = f"it has {some_names(unknown)} that are not known, and lacks {some_names(missing)}"
     elif their_names != our_names:
         detail = "they come in another order"
     else:
-        detail = f"{_names(units)} have another unit"
+        detail = f"{some_names(units)} have another unit"
     raise ValueError(f"it was trained on other features: {detail}; train or export it again.")
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(name[:40] for name in names[:8]) or "none"
-    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _weights(config: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> PolicyWeights:
@@ -267,7 +222,7 @@ def _weights(config: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Policy
     expected |= {f"layers.{i}.{part}" for i in layers for part in ("weight", "bias")}
     if set(tensors) != expected:
         difference = sorted(set(tensors) ^ expected)
-        raise ValueError(f"{WEIGHTS_FILE}: missing or unknown tensors {_names(difference)}.")
+        raise ValueError(f"{WEIGHTS_FILE}: missing or unknown tensors {some_names(difference)}.")
     if tensors["clip"].shape != (1,):
         raise ValueError(f"{WEIGHTS_FILE}: clip must be one number.")
     weights = PolicyWeights(

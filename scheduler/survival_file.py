@@ -8,8 +8,6 @@ Legend: I inputs, H hidden units, K deepest depth.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,20 +16,33 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from .features import FEATURES
-from .files import read_bounded, write_atomic
+from .model_folder import UNREADABLE, FolderFormat, some_names
 
-FORMAT = "specdepth-survival"
-FORMAT_VERSION = 1
 WEIGHTS_FILE = "survival.safetensors"
-CONFIG_FILE = "config.json"
 
-_MAX_CONFIG_BYTES = 1 << 20
-_MAX_WEIGHTS_BYTES = 1 << 26
+SURVIVAL = FolderFormat(
+    noun="survival model",
+    remedy="fit it again",
+    make="fit",
+    made="fitted",
+    name="specdepth-survival",
+    version=1,
+    weights_file=WEIGHTS_FILE,
+    fields={
+        "model_pair": str,
+        "drafter": str,
+        "max_num_speculative_tokens": int,
+        "inputs": list,
+        "hidden_units": int,
+        "weights_sha256": str,
+        "git_sha": str,
+        "versions": dict,
+        "training": dict,
+    },
+)
+
 _MAX_WIDTH = 4096
 _MAX_DEPTH = 1024
 _UNITS = {feature.name: feature.unit for feature in FEATURES}
@@ -65,7 +76,7 @@ class SurvivalWeights:
     def __post_init__(self) -> None:
         unknown = [name for name in self.inputs if name not in _UNITS]
         if unknown:
-            raise ValueError(f"survival inputs {_names(unknown)} are no features.")
+            raise ValueError(f"survival inputs {some_names(unknown)} are no features.")
         if len(set(self.inputs)) != len(self.inputs):
             raise ValueError("survival inputs hold a name twice.")
         sizes = (len(self.inputs), self.hidden_bias.size, self.out_bias.size)
@@ -125,28 +136,17 @@ def save_survival(
         ValueError: a value that JSON cannot hold.
     """
     folder = Path(folder)
-    # safetensors writes the buffer as it lies in memory, whatever the strides
-    data = save_tensors({name: np.ascontiguousarray(getattr(weights, name)) for name in _TENSORS})
     config = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
         "model_pair": card.model_pair,
         "drafter": card.drafter,
         "max_num_speculative_tokens": weights.max_num_speculative_tokens,
         "inputs": [{"name": name, "unit": _UNITS[name]} for name in weights.inputs],
         "hidden_units": len(weights.hidden_bias),
-        "weights_sha256": hashlib.sha256(data).hexdigest(),
         "git_sha": card.git_sha,
         "versions": dict(card.versions),
         "training": dict(card.training),
     }
-    try:
-        text = json.dumps(config, indent=1, allow_nan=False)
-    except TypeError as error:
-        raise ValueError(f"survival card: {error}.") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / WEIGHTS_FILE, data)
-    write_atomic(folder / CONFIG_FILE, (text + "\n").encode())
+    SURVIVAL.write(folder, {name: getattr(weights, name) for name in _TENSORS}, config)
     return folder
 
 
@@ -159,53 +159,15 @@ def read_survival(folder: str | os.PathLike[str]) -> tuple[SurvivalWeights, Surv
     """
     folder = Path(folder)
     try:
-        config = _parse(read_bounded(folder / CONFIG_FILE, _MAX_CONFIG_BYTES))
+        config = SURVIVAL.read_config(folder)
         inputs = _checked_inputs(config["inputs"])
-        data = read_bounded(folder / WEIGHTS_FILE, _MAX_WEIGHTS_BYTES)
-        if hashlib.sha256(data).hexdigest() != config["weights_sha256"]:
-            raise ValueError(f"{WEIGHTS_FILE} is damaged: its checksum differs; fit it again.")
-        return _weights(config, inputs, load_tensors(data)), _card(config)
-    except OSError as error:
-        name = Path(error.filename).name if error.filename else "a file"
-        raise ValueError(f"no survival model in {folder}: {name}: {error.strerror}.") from error
-    except SafetensorError as error:
-        raise ValueError(f"cannot use survival model {folder}: {WEIGHTS_FILE}: {error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"cannot use survival model {folder}: {error}") from error
+        tensors = SURVIVAL.read_tensors(folder, config["weights_sha256"])
+        return _weights(config, inputs, tensors), _card(config)
+    except UNREADABLE as error:
+        raise SURVIVAL.refusal(folder, error) from error
 
 
 _TENSORS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
-_FIELDS: dict[str, type] = {
-    "model_pair": str,
-    "drafter": str,
-    "max_num_speculative_tokens": int,
-    "inputs": list,
-    "hidden_units": int,
-    "weights_sha256": str,
-    "git_sha": str,
-    "versions": dict,
-    "training": dict,
-}
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        config = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{CONFIG_FILE} is damaged: {error}.") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f'{CONFIG_FILE} is of no survival model: "format" must be "{FORMAT}".')
-    version = config.get("format_version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise ValueError(
-            f"format version {version!r}, this specdepth reads {FORMAT_VERSION}; fit the model "
-            "again, or install the version that wrote it."
-        )
-    for name, kind in _FIELDS.items():
-        value = config.get(name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ValueError(f'{CONFIG_FILE}: "{name}" is missing or of the wrong type.')
-    return config
 
 
 def _checked_inputs(listed: list[Any]) -> tuple[str, ...]:
@@ -214,16 +176,11 @@ def _checked_inputs(listed: list[Any]) -> tuple[str, ...]:
     unknown = [name for name, _ in theirs if name not in _UNITS]
     units = [name for name, unit in theirs if name in _UNITS and unit != _UNITS[name]]
     if unknown or units:
-        detail = f"{_names(unknown)} are not known"
+        detail = f"{some_names(unknown)} are not known"
         if not unknown:
-            detail = f"{_names(units)} have another unit"
+            detail = f"{some_names(units)} have another unit"
         raise ValueError(f"it was fitted on other features: {detail}; fit it again.")
     return tuple(name for name, _ in theirs)
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(name[:40] for name in names[:8])
-    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _weights(
@@ -231,7 +188,7 @@ def _weights(
 ) -> SurvivalWeights:
     if set(tensors) != set(_TENSORS):
         difference = sorted(set(tensors) ^ set(_TENSORS))
-        raise ValueError(f"{WEIGHTS_FILE}: missing or unknown tensors {_names(difference)}.")
+        raise ValueError(f"{WEIGHTS_FILE}: missing or unknown tensors {some_names(difference)}.")
     weights = SurvivalWeights(inputs=inputs, **tensors)
     sizes = (len(weights.hidden_bias), weights.max_num_speculative_tokens)
     told = (config["hidden_units"], config["max_num_speculative_tokens"])

@@ -13,7 +13,14 @@ import numpy as np
 from .features import FEATURE_NAMES, feature_matrix
 from .state import Floats, Ints, RoundOutcome, RoundState
 from .survival_estimators import within_depths
-from .survival_file import Float32s, SurvivalCard, SurvivalWeights, read_survival, save_survival
+from .survival_file import (
+    SURVIVAL,
+    Float32s,
+    SurvivalCard,
+    SurvivalWeights,
+    read_survival,
+    save_survival,
+)
 
 __all__ = ["SurvivalCard", "SurvivalModel", "SurvivalWeights", "save_survival"]
 
@@ -60,20 +67,19 @@ class SurvivalModel:
             ValueError: files that `read_survival` refuses, or a model made for something else.
         """
         weights, card = read_survival(path)
-        for name, wanted, found in (
-            ("model pair", model_pair, card.model_pair),
-            ("drafter", drafter, card.drafter),
-            (
-                "max_num_speculative_tokens",
-                max_num_speculative_tokens,
-                weights.max_num_speculative_tokens,
-            ),
-        ):
-            if wanted is not None and wanted != found:
-                raise ValueError(
-                    f"survival model {Path(path)} was fitted for {name} {found}, not {wanted}; "
-                    "fit one for it, or use the model where it belongs."
-                )
+        SURVIVAL.check_fits(
+            Path(path),
+            {
+                "model pair": model_pair,
+                "drafter": drafter,
+                "max_num_speculative_tokens": max_num_speculative_tokens,
+            },
+            {
+                "model pair": card.model_pair,
+                "drafter": card.drafter,
+                "max_num_speculative_tokens": weights.max_num_speculative_tokens,
+            },
+        )
         return cls(weights, card)
 
     def conditional_acceptance(self, features: Float32s) -> Float32s:

@@ -87,7 +87,8 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> LearnedScheduler:
     """
     import specdepth.checkpoints
     from specdepth.scheduler.learned import LearnedScheduler
-    from specdepth.scheduler.policy_file import CONFIG_FILE, WEIGHTS_FILE
+    from specdepth.scheduler.model_folder import CONFIG_FILE
+    from specdepth.scheduler.policy_file import WEIGHTS_FILE
 
     folder = Path(path_or_name)
     if not folder.is_dir():

@@ -89,7 +89,7 @@ def test_an_interrupted_overwrite_is_refused_not_mixed(
             raise KeyboardInterrupt
         write_atomic(path, data)
 
-    monkeypatch.setattr("specdepth.scheduler.policy_file.write_atomic", interrupt)
+    monkeypatch.setattr("specdepth.scheduler.model_folder.write_atomic", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save_policy(folder, make_weights(hidden=(4,)), make_card())
     with pytest.raises(ValueError, match="checksum differs"):

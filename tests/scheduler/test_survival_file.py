@@ -109,7 +109,7 @@ def test_an_interrupted_overwrite_is_refused_not_mixed(folder: Path, monkeypatch
             raise KeyboardInterrupt
         write_atomic(path, data)
 
-    monkeypatch.setattr("specdepth.scheduler.survival_file.write_atomic", interrupt)
+    monkeypatch.setattr("specdepth.scheduler.model_folder.write_atomic", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save_survival(folder, build_weights(hidden=2), build_card())
     with pytest.raises(ValueError, match="checksum differs"):
