@@ -52,8 +52,8 @@ NameList = Annotated[
 """Names of schedulers in one word."""
 
 
-CostName = Annotated[str, arg(aliases=["--cost-from"])]
-"""What `load_cost` takes."""
+CostName = Annotated[str | None, arg(aliases=["--cost-from"])]
+"""What `load_cost` takes. The alias must be on the whole type: tyro drops it from a part of a union."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class ModelOptions(CommonOptions):
     verification: Rule = "rejection"
     """Rule for sampled text: "rejection" accepts most, "coupled" gives the same text under every
     policy."""
-    cost: CostName | None = None
+    cost: CostName = None
     """Pass times: a cost.json of "specdepth profile", a shipped one by name ("cpu-smollm2-bf16"), or step
     times of another engine (CSV)."""
 

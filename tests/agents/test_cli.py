@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 
 from specdepth.agents.cli import COMMANDS, main
 from specdepth.agents.options import _name_list
@@ -121,6 +123,13 @@ def test_the_commas_of_a_table_do_not_split_a_list_of_policies():
 
 
 # ------------------------------------------------------------------ generate
+
+
+@pytest.mark.parametrize("name", ["generate", "evaluate", "demo"])
+def test_step_times_of_another_engine_are_a_cost_model_too(name):
+    options = importlib.import_module(f"specdepth.agents.{COMMANDS[name].module}").Options
+    args = ["hello"] if name == "generate" else []
+    assert tyro.cli(options, args=[*args, "--cost-from", "times.csv"]).cost == "times.csv"
 
 
 def test_generate_prints_the_decoders_own_text(target, capsys):
