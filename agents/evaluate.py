@@ -136,13 +136,7 @@ class _Priced:
         self.seconds = 0.0
 
     def add(self, outcome: RoundOutcome) -> None:
-        self.seconds += (
-            self.cost.pass_s(
-                outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
-            )
-            + self.cost.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
-            + self.cost.overhead_s
-        )
+        self.seconds += self.cost.outcome_s(outcome)
 
 
 class _Evaluation:

@@ -11,7 +11,7 @@ import numpy as np
 
 from specdepth.scheduler.baselines import RandomDepth
 from specdepth.scheduler.cost import CostModel
-from specdepth.scheduler.state import Bools, Floats, Ints, RoundOutcome
+from specdepth.scheduler.state import Bools, Floats, Ints
 
 from .config import SamplingParams
 from .engine import Engine
@@ -93,15 +93,6 @@ class CostError:
         windows = np.lib.stride_tricks.sliding_window_view(reach, 2 * PROBE_REACH + 1)
         slowness = np.median(windows, axis=1) / probe_s
         return replace(self, measured_s=self.measured_s / slowness)
-
-
-def predicted_round_s(outcome: RoundOutcome, cost: CostModel) -> float:
-    """Seconds of a whole round by the cost model."""
-    pass_s = cost.pass_s(
-        outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
-    )
-    draft_s = cost.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
-    return pass_s + draft_s + cost.overhead_s
 
 
 def measure_cost_error(
@@ -188,7 +179,7 @@ def _block(
         assert outcome is not None
         engine.take_finished()
         if is_full:
-            predicted_s, seconds = predicted_round_s(outcome, cost), outcome.elapsed_s
+            predicted_s, seconds = cost.outcome_s(outcome), outcome.elapsed_s
             size, prefill = len(outcome.slots), outcome.num_prefill_tokens
             rows.append((predicted_s, seconds, size, prefill, probe()))
         if len(rows) == BLOCK_ROUNDS:

@@ -28,11 +28,7 @@ def charged_s(outcome: RoundOutcome) -> float:
 
 def modelled_s(outcome: RoundOutcome, cost: CostModel) -> float:
     """The same by the cost model: what the round takes on average, free of timing noise."""
-    return (
-        cost.pass_s(outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens)
-        + cost.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
-        + cost.overhead_s
-    )
+    return cost.outcome_s(outcome)
 
 
 def decision_s(

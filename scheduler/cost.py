@@ -18,7 +18,7 @@ from .curve import Curve
 from .files import read_bounded, write_atomic
 
 if TYPE_CHECKING:  # state.py needs CostModel itself
-    from .state import DrafterKind
+    from .state import DrafterKind, RoundOutcome
 
 FORMAT = "specdepth-cost-model"
 FORMAT_VERSION = 1
@@ -231,6 +231,14 @@ class CostModel:
             return 0.0
         at = self._draft.at
         return sum(at(n) for n in draft_pass_sequences) + self.draft_token_s * num_catch_up_tokens
+
+    def outcome_s(self, outcome: RoundOutcome) -> float:
+        """Seconds that a round should have taken, from the work that it says it did."""
+        pass_s = self.pass_s(
+            outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
+        )
+        draft_s = self.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
+        return pass_s + draft_s + self.overhead_s
 
     def round_s(
         self,
