@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specdepth.decoder.config import SamplingParams
     from specdepth.decoder.prompt_lookup import LookupConfig
     from specdepth.decoder.prompts import Prompt
+    from specdepth.decoder.speculative_decoder import SpeculativeDecoder
     from specdepth.decoder.trace import TraceInfo
 
     from .recording import Source
@@ -174,7 +175,7 @@ def _decoded(
     fitting = fitting_prompts(decoder, prompts, sampling.max_new_tokens)
     if len(fitting) < len(prompts):
         console.say(f"{len(prompts) - len(fitting)} prompts are too long for the model; left out.")
-    info = _info(options, decoder.model_pair, sampling, lookup)
+    info = _info(options, decoder.model_pair, sampling, lookup, decoder)
     return parts, DecodedPrompts(decoder, fitting, sampling, info, lookup)
 
 
@@ -210,7 +211,7 @@ def _logged(
         columns,
         _load_tokenizer(options, console) if has_text else None,
         sampling,
-        _info(options, pair, sampling, lookup),
+        _info(options, pair, sampling, lookup, decoder),
         lookup,
         num_requests=num_requests,
         chat=not options.raw,
@@ -258,7 +259,11 @@ def _settings(options: Options, sha256: str) -> dict[str, object]:
 
 
 def _info(
-    options: Options, model_pair: str, sampling: SamplingParams, lookup: LookupConfig
+    options: Options,
+    model_pair: str,
+    sampling: SamplingParams,
+    lookup: LookupConfig,
+    decoder: SpeculativeDecoder | None,
 ) -> TraceInfo:
     from specdepth.decoder.trace import TraceInfo
 
@@ -275,6 +280,7 @@ def _info(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
+        reads_target=decoder is not None and decoder.drafter_reads_target,
         lookup=asdict(lookup) if is_lookup else {},
         versions=collect_versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

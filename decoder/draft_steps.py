@@ -23,9 +23,9 @@ class DraftPass(NamedTuple):
     rows: Ints
     """Indices into the slots asked for."""
     starts: Ints
-    """Tokens of each that the cache holds before."""
+    """First entry of the cache that it computes."""
     lengths: Ints
-    """Tokens that it computes."""
+    """Entries that it computes, each for one token."""
     is_last: bool
     """Whether it shows the law of everybody's next token; earlier passes only catch up."""
 
@@ -36,25 +36,45 @@ class DraftCache:
     It is kept lazily: a sequence that does not draft costs nothing, and when it drafts again its first
     step computes all that it missed (prompt included), in passes of at most `max_pass_tokens`.
 
+    A model that reads the target's states has an entry for each token but the first, which it sees
+    beside the target's state of the token before. The states of drafted tokens are its own guesses, so
+    their entries are computed anew once the target has spoken.
+
     Args:
         sequences: shared arrays over slots; `draft_computed` is moved by `settle`.
         max_pass_tokens: bound on tokens in a catch-up pass.
+        reads_target: whether it is such a model.
     """
 
-    def __init__(self, sequences: SequenceTable, max_pass_tokens: int) -> None:
+    def __init__(
+        self, sequences: SequenceTable, max_pass_tokens: int, *, reads_target: bool = False
+    ) -> None:
         self._seqs, self._max_pass_tokens = sequences, max_pass_tokens
+        self.reads_target = reads_target
+        self._first_token = int(reads_target)
         self._fed: Ints = np.zeros(sequences.num_slots, np.int64)
         """Tokens of each slot whose draft KV this round computed, drafts included."""
+        self._known: Ints = np.zeros(sequences.num_slots, np.int64)
+        """Tokens of each slot whose entries need no guess."""
+
+    def can_draft(self, slots: Ints) -> Bools:
+        """Whether each of `slots` may draft now: all that it reads must have been computed."""
+        if not self.reads_target:
+            return np.ones(len(slots), np.bool_)
+        lengths = self._seqs.num_tokens.take(slots)
+        ready: Bools = (lengths - self._seqs.num_computed.take(slots) == 1) & (lengths > 1)
+        return ready
 
     def begin(self, slots: Ints) -> None:
         """Start a round of `slots`."""
-        self._fed[slots] = self._seqs.draft_computed[slots]
+        self._fed[slots] = np.maximum(self._seqs.draft_computed[slots], self._first_token)
+        self._known[slots] = self._seqs.num_tokens[slots]
 
     def passes(self, slots: Ints, positions: Ints) -> Iterator[DraftPass]:
         """Yield the passes that feed each of `slots` all tokens up to `positions` [D] that it lacks."""
         while True:
-            starts = self._fed[slots]
-            missing = positions - starts
+            fed = self._fed[slots]
+            missing = positions - fed
             # Everybody's last token rides in the last pass; earlier ones only catch up.
             over = int(missing.sum()) > max(self._max_pass_tokens, len(slots))
             if over:
@@ -64,15 +84,15 @@ class DraftCache:
                 rows = np.flatnonzero(lengths)
             else:
                 lengths, rows = missing, np.arange(len(slots))
-            yield DraftPass(rows, starts[rows], lengths[rows], not over)
+            yield DraftPass(rows, fed[rows] - self._first_token, lengths[rows], not over)
             self._fed[slots] += lengths
             if not over:
                 return
 
     def settle(self, slots: Ints) -> None:
         """Keep the KV of what stands; a rejected draft's is overwritten when its place comes again."""
-        valid = np.minimum(self._fed[slots], self._seqs.num_tokens[slots] - 1)
-        self._seqs.draft_computed[slots] = valid
+        valid = self._known[slots] if self.reads_target else self._seqs.num_tokens[slots] - 1
+        self._seqs.draft_computed[slots] = np.minimum(self._fed[slots], valid)
 
 
 def ask_keep_drafting(plan: RoundPlan, alive: Ints, step: int, signals: Floats) -> Bools:

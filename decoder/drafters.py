@@ -11,10 +11,11 @@ from torch import Tensor
 
 from specdepth.scheduler.state import DrafterKind, Floats, Ints
 
+from .attention import PassLayout
 from .draft_steps import DraftCache, ask_keep_drafting
 from .kv_cache import BlockPool
-from .models import PackedModel
 from .packing import pack, tail_rows
+from .paged_model import PagedModel
 from .prompt_lookup import LookupConfig, find_matches
 from .request import Request
 from .runner import Offer, RoundPlan
@@ -136,15 +137,18 @@ class DraftModel:
         model: allocated with the pool's blocks.
         sequences: shared arrays over slots.
         pool: shared block tables.
+        target_vocab_size: V. Tokens that the model cannot name have probability 0 in its laws.
         coupled: draw with the noise that the target will use.
         max_pass_tokens: bound on tokens in a catch-up pass.
     """
 
     kind: DrafterKind = "draft-model"
+    reads_target = False
+    """Whether it needs the target's states; see `EagleDrafter`."""
 
     def __init__(
         self,
-        model: PackedModel,
+        model: PagedModel,
         sequences: SequenceTable,
         pool: BlockPool,
         *,
@@ -156,7 +160,9 @@ class DraftModel:
         self._seqs, self._pool = sequences, pool
         self._vocab_size = target_vocab_size
         self._coupled = coupled
-        self._cache = DraftCache(sequences, max_pass_tokens)
+        self._cache = DraftCache(sequences, max_pass_tokens, reads_target=self.reads_target)
+        self._names: Tensor | None = None
+        """[V'] the target's id of each token of the model, where they differ."""
 
     def start(self, slot: int, request: Request) -> None:
         """Nothing to do: the cache is filled when the sequence drafts."""
@@ -165,7 +171,7 @@ class DraftModel:
         """As many tokens as asked for, about which nothing is known yet."""
         none = np.zeros(len(slots), np.int64)
         return Offer(
-            length=np.full(len(slots), max_length, np.int64),
+            length=np.where(self._cache.can_draft(slots), max_length, 0),
             match_length=none,
             num_matches=none,
             match_agreement=np.zeros(len(slots)),
@@ -191,7 +197,7 @@ class DraftModel:
                 break
             at = slots[alive]
             positions = seqs.num_tokens[at] + step  # of the token to be drawn
-            logits, num_tokens, num_passes = self._pass(at, positions, tokens[alive], step)
+            logits, num_tokens, num_passes = self._pass(alive, at, positions, tokens[alive], step)
             num_catch_up += num_tokens - len(at)
             passes += [len(at)] * num_passes
             shown.append((alive, law_signals(logits, with_margin=True)))
@@ -205,6 +211,7 @@ class DraftModel:
                     break
             if greedy:
                 drawn = argmax(logits)
+                drawn = drawn if self._names is None else self._names[drawn]
             else:
                 law = self._law(logits, at)
                 drawn = self._draw(law, at, positions)
@@ -234,28 +241,48 @@ class DraftModel:
         self._cache.settle(slots)
 
     def _pass(
-        self, at: Ints, positions: Ints, drafted: Tensor, step: int
+        self, alive: Ints, at: Ints, positions: Ints, drafted: Tensor, step: int
     ) -> tuple[Tensor, int, int]:
         """Feed each sequence all tokens up to `positions` that its draft cache lacks.
+
+        Args:
+            alive: [D] rows of the plan.
+            at: [D] their slots.
+            positions: [D] of the tokens to be drawn.
+            drafted: [D, K] what was drawn so far.
+            step: how much of it.
 
         Returns:
             Logits [D, V] for the tokens at `positions`, tokens computed, and passes taken.
         """
-        num_tokens, num_passes = 0, 0
+        num_tokens, num_passes, shift = 0, 0, int(self.reads_target)
         for one in self._cache.passes(at, positions):
             among = at[one.rows]
             spans = pack(one.starts, one.lengths)
-            ids = self._tokens(among, spans.sequence, spans.positions, drafted[one.rows], step)
+            ids = self._tokens(
+                among, spans.sequence, spans.positions + shift, drafted[one.rows], step
+            )
             layout = self.model.layout(self._pool.tables[among], spans.starts, spans.lengths)
             last = (
                 tail_rows(spans, np.ones(len(at), np.int64)) if one.is_last else spans.ends[-1:] - 1
             )
-            logits = self.model.forward(
-                ids, torch.from_numpy(spans.positions).to(ids.device), layout, last
-            )
+            places = torch.from_numpy(spans.positions).to(ids.device)
+            logits = self._forward(ids, places, layout, last, alive[one.rows], step)
             num_tokens += len(spans.positions)
             num_passes += 1
         return logits, num_tokens, num_passes
+
+    def _forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        layout: PassLayout,
+        logit_rows: Ints,
+        rows: Ints,
+        step: int,
+    ) -> Tensor:
+        """One pass over rows of the plan; see `PackedModel.forward`."""
+        return self.model.forward(ids, positions, layout, logit_rows)
 
     def _tokens(
         self, at: Ints, sequence: Ints, positions: Ints, drafted: Tensor, step: int
@@ -278,6 +305,8 @@ class DraftModel:
             torch.from_numpy(seqs.top_k[at]),
             torch.from_numpy(seqs.top_p[at]),
         )
+        if self._names is not None:
+            return law.new_zeros(len(law), self._vocab_size).index_copy_(1, self._names, law)
         short = self._vocab_size - law.shape[1]
         return torch.nn.functional.pad(law, (0, short)) if short > 0 else law
 

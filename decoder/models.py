@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from specdepth.scheduler.state import Ints
 
 from . import attention
-from .attention import IMPLEMENTATION, PAGE_SIZE, Backend, LayerKV, PassLayout, build_layout
+from .attention import IMPLEMENTATION, PAGE_SIZE, Backend, LayerKV, PassLayout
 from .graphs import GraphedPass
 from .lean_llama import make_lean
+from .paged_model import LayerShape, PagedModel
 from .prepack import PackedLinear, can_prepack, prepack
 
 if TYPE_CHECKING:
@@ -38,20 +39,11 @@ MASK_PROBE_LENGTH = 2**17
 KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """KV of one attention layer."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-
 class UnsupportedModelError(ValueError):
     """The packed forward would not reproduce this model."""
 
 
-class PackedModel:
+class PackedModel(PagedModel):
     """A causal language model that runs ragged packed passes over a paged KV pool.
 
     Args:
@@ -97,6 +89,7 @@ class PackedModel:
         self.layers: list[LayerKV] = []
         self.block_size = 0
         self._graphs: GraphedPass | None = None
+        self._watches, self._seen = False, list[Tensor]()
         attention.register()
         own = model.config._attn_implementation
         try:
@@ -151,62 +144,37 @@ class PackedModel:
         """Largest relative L2 error of logits that counts as the same."""
         return RELATIVE_TOLERANCE.get(self.dtype, 0.15)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token over all layers."""
-        values = sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.shapes)
-        return values * torch.empty((), dtype=self.dtype).element_size()
-
     def allocate(self, num_blocks: int, block_size: int) -> None:
-        """Create the KV pool: `num_blocks` blocks of `block_size` tokens, and one scratch block.
+        """See `PagedModel.allocate`."""
+        self._graphs = None  # they hold the old pool
+        super().allocate(num_blocks, block_size)
+
+    def watch(self, layer_ids: Sequence[int]) -> None:
+        """Keep, in `states`, what flows into these decoder layers in each pass from now on.
+
+        Passes run without CUDA graphs then.
 
         Raises:
-            MemoryError: the device has not so much.
-
-        Zeroed, because masked keys are still multiplied by 0 and an uninitialised NaN would survive.
+            ValueError: a layer that the model does not have.
         """
-        self.block_size = block_size
-        self._graphs = None  # they hold the old pool
-        try:
-            self.layers = [self._layer(num_blocks + 1, block_size, s) for s in self.shapes]
-        except RuntimeError as error:  # also torch.OutOfMemoryError
-            size = num_blocks * block_size * self.kv_bytes_per_token / 2**30
-            raise MemoryError(
-                f"The KV pool of {self.name} takes {size:.2f} GiB, which {self.device} does not have; "
-                "lower kv_cache_bytes or num_kv_blocks."
-            ) from error
+        layers = self.model.get_decoder().layers  # type: ignore[no-untyped-call]
+        wrong = [i for i in layer_ids if not 0 <= i < len(layers)]
+        if wrong:
+            raise ValueError(
+                f"{self.name} has layers 0..{len(layers) - 1}; layer {wrong[0]} cannot be read."
+            )
 
-    def _layer(self, num_blocks: int, block_size: int, shape: LayerShape) -> LayerKV:
-        heads, dims = shape.num_kv_heads, (shape.key_dim, shape.value_dim)
-        if self.backend == "sdpa":  # gathered and written in one piece
-            pool = self._pool(num_blocks, block_size, heads * sum(dims))
-            return LayerKV.side_by_side(pool, heads, shape.key_dim)
-        keys, values = (self._pool(num_blocks, block_size, heads, dim) for dim in dims)
-        return LayerKV(keys, values)
+        def see(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self._seen.append(inputs[0][0])
 
-    def _pool(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-    def layout(self, tables: NDArray[np.int32], starts: Ints, query_lens: Ints) -> PassLayout:
-        """See `attention.build_layout`."""
-        return build_layout(
-            self.layers, tables, starts, query_lens, self.block_size, self.device, self.backend
-        )
+        for index in sorted(layer_ids):
+            layers[index].register_forward_pre_hook(see)
+        self._watches = True
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, layout: PassLayout, logit_rows: Ints
     ) -> Tensor:
-        """One packed pass.
-
-        Args:
-            token_ids: [T] int64 on the device.
-            positions: [T] int64.
-            layout: where the tokens live.
-            logit_rows: [N] rows of the packed row whose logits are wanted; the head runs on them only.
-
-        Returns:
-            [N, vocab_size] logits.
-        """
+        """See `PagedModel.forward`."""
         rows = torch.from_numpy(logit_rows).to(self.device)
         if self._graphs is not None and self._graphs.fits(len(token_ids), layout):
             return self._graphs.run(token_ids, positions, layout)[rows]
@@ -221,7 +189,7 @@ class PackedModel:
         Returns:
             Whether graphs are in use.
         """
-        if self.backend == "sdpa":
+        if self.backend == "sdpa" or self._watches:
             return False
         graphs = GraphedPass(self, self._forward, max_num_seqs, max_query, max_model_len)
         count = min(2, max_query)
@@ -246,6 +214,7 @@ class PackedModel:
         self, token_ids: Tensor, positions: Tensor, layout: PassLayout, rows: Tensor | int = 0
     ) -> Tensor:
         """Eager pass; `rows` 0 is all rows."""
+        self._seen.clear()
         output = self.model(
             input_ids=token_ids[None],
             position_ids=positions[None],
@@ -253,6 +222,8 @@ class PackedModel:
             logits_to_keep=rows,
             layout=layout,
         )
+        if self._watches:
+            self.states = torch.cat(self._seen, 1)
         logits: Tensor = output.logits[0, :, : self.vocab_size]
         return logits
 

@@ -51,7 +51,9 @@ class ReplayRunner:
     ) -> None:
         self.trace, self._pad_drafts = trace, pad_drafts
         self._seqs, self._top = sequences, config.max_num_speculative_tokens
-        self._cache = DraftCache(sequences, config.max_num_batched_tokens)
+        self._cache = DraftCache(
+            sequences, config.max_num_batched_tokens, reads_target=trace.info.reads_target
+        )
         self._base: Ints = np.zeros(sequences.num_slots, np.int64)
         """Position in the trace of a slot with t tokens is base + t."""
         # A round that ends a text points one past it.
@@ -104,8 +106,11 @@ class ReplayRunner:
         """What the drafter showed at these positions."""
         at = self._base.take(slots) + self._seqs.num_tokens.take(slots)
         offers = self._offers.take(at, axis=0)
+        length = np.minimum(offers[:, 0], max_length)
+        if self._cache.reads_target:
+            length = np.where(self._cache.can_draft(slots), length, 0)
         return Offer(
-            length=np.minimum(offers[:, 0], max_length),
+            length=length,
             match_length=offers[:, 1],
             num_matches=offers[:, 2],
             match_agreement=self._agreement.take(at),

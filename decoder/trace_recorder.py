@@ -17,6 +17,7 @@ from specdepth.scheduler.baselines.off import Off
 from specdepth.scheduler.state import Bools, Floats, Ints
 
 from .drafters import Drafter, PromptLookup
+from .eagle_drafter import EagleDrafter
 from .loops import is_looping as is_looping
 from .request import GenerationResult, Request
 from .runner import RoundPlan
@@ -114,6 +115,11 @@ def record_proposals(
             f"a trace of depth {top} needs max_num_speculative_tokens of at least as much, the "
             f"decoder has {decoder.config.max_num_speculative_tokens}."
         )
+    if info.reads_target != isinstance(drafter, EagleDrafter):
+        raise ValueError(
+            f"the trace is to be of a draft model with reads_target={info.reads_target}, the decoder's "
+            f"is a {type(drafter).__name__}."
+        )
     if isinstance(drafter, PromptLookup):
         return record_lookup(texts, info, drafter.config, progress)
     return _Recording(decoder, drafter, texts, info).run(progress)
@@ -137,6 +143,7 @@ class _Recording:
         self.texts, self.info, self.drafter = texts, info, drafter
         self.top = info.max_num_speculative_tokens
         self.seqs, self.pool = decoder.engine.seqs, decoder.engine.pool
+        self.target, self.max_pass = decoder.target, decoder.config.max_num_batched_tokens
         num_tokens = np.array([len(text.token_ids) for text in texts])
         self.starts: Ints = np.cumsum(num_tokens) - num_tokens
         size = int(num_tokens.sum())
@@ -197,7 +204,22 @@ class _Recording:
         self.text[slot] = -1
         self.text[slot, first:length] = text.token_ids
         self.place[slot] = self.starts[index] - first
+        self.seqs.num_computed[slot] = first - 1
+        if isinstance(self.drafter, EagleDrafter):
+            self._read(self.drafter, slot, (*text.prompt_token_ids, *text.token_ids))
         return True
+
+    def _read(self, drafter: EagleDrafter, slot: int, token_ids: tuple[int, ...]) -> None:
+        """Let the target read a whole text, for a drafter that looks at its states."""
+        ids = torch.tensor(token_ids, device=self.target.device)
+        tables = self.pool.tables[[slot]]
+        for start in range(0, len(ids), self.max_pass):
+            chunk = ids[start : start + self.max_pass]
+            layout = self.target.layout(tables, np.array([start]), np.array([len(chunk)]))
+            positions = torch.arange(start, start + len(chunk), device=ids.device)
+            self.target.forward(chunk, positions, layout, np.array([len(chunk) - 1]))
+            assert self.target.states is not None
+            drafter.read_target(layout.write_index, self.target.states)
 
     def _propose(self, slots: Ints) -> None:
         """Draft as deep as possible everywhere, and compare with the texts."""

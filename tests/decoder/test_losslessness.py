@@ -25,6 +25,7 @@ from tests.decoder.tiny import (
     target_only_text,
     tiny_llama,
 )
+from tests.decoder.tiny_eagle import tiny_eagle
 
 PROMPTS = repetitive_prompts()
 NUM_TOKENS = 24
@@ -42,7 +43,15 @@ SAMPLING = (
     SamplingParams(),
 )
 TARGET = tiny_llama()
-DRAFTERS = ("prompt-lookup", "draft-model")
+DRAFTERS = ("prompt-lookup", "draft-model", "eagle")
+"""The last is a draft model too, of EAGLE's kind."""
+
+
+DRAFTS = {
+    "prompt-lookup": lambda: "prompt-lookup",
+    "draft-model": lambda: noisy_copy(TARGET, NOISE),
+    "eagle": lambda: tiny_eagle(TARGET),
+}
 
 
 @cache
@@ -56,7 +65,7 @@ def tight_decoder(drafter: str, lookahead: str = "reserve") -> SpeculativeDecode
     """Reused from test to test, as a server would."""
     return build_decoder(
         TARGET,
-        noisy_copy(TARGET, NOISE) if drafter == "draft-model" else drafter,
+        DRAFTS[drafter](),
         verification="coupled",
         max_num_batched_tokens=BUDGET,
         num_kv_blocks=20,
@@ -178,7 +187,7 @@ def test_stopping_early_and_trimming_leave_the_text(drafter: str) -> None:
         for s, o in zip(scheduler.states, scheduler.outcomes, strict=True)
     )
     assert trimmed > 0
-    assert (stopped > 0) == (drafter == "draft-model")  # only passes can be stopped
+    assert (stopped > 0) == (drafter != "prompt-lookup")  # only passes can be stopped
 
 
 def test_without_a_drafter_and_at_k_0_it_is_plain_decoding() -> None:

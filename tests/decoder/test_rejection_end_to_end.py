@@ -28,6 +28,7 @@ from tests.decoder.tiny import (
     repetitive_prompts,
     tiny_llama,
 )
+from tests.decoder.tiny_eagle import tiny_eagle
 
 VOCAB = 5
 LENGTH = 3
@@ -36,6 +37,8 @@ NUM_SEEDS = 3000
 FALSE_ALARM = 1e-4
 TARGET = tiny_llama(3, vocab_size=VOCAB, initializer_range=0.12)
 DRAFT = noisy_copy(TARGET, 0.7)
+EAGLE = tiny_eagle(TARGET, num_named=4)
+"""It cannot name one of the tokens."""
 
 
 @cache
@@ -86,10 +89,10 @@ def assert_law(texts: np.ndarray, law: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model"])
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model", "eagle"])
 def test_the_law_is_the_targets_at_ragged_depths(drafter: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_p=0.9)
-    draft = DRAFT if drafter == "draft-model" else drafter
+    draft = {"draft-model": DRAFT, "eagle": EAGLE}.get(drafter, drafter)
     texts, metrics = sampled_texts(draft, Watched(ragged(0)), params)
     assert_law(texts, law_of_texts(temperature, 0.9))
     assert 0.2 < metrics.acceptance_rate < 0.9

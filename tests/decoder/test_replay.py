@@ -20,8 +20,9 @@ from specdepth.decoder.trace_recorder import TextToRecord, decode_texts, record_
 from specdepth.decoder.workload import Arrivals, ClosedLoop, Workload, WorkloadRequest
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DraftSignals, ProposalSignals
-from specdepth.scheduler.state import Bools, DrafterKind, Ints, RoundOutcome, RoundState
+from specdepth.scheduler.state import Bools, Ints, RoundOutcome, RoundState
 from tests.decoder.tiny import Watched, build_decoder, noisy_copy, repetitive_prompts, tiny_llama
+from tests.decoder.tiny_eagle import tiny_eagle
 
 TARGET = tiny_llama(eos_token_id=[5, 17, 29, 41, 53])
 COST = CostModel.linear(
@@ -31,14 +32,15 @@ NUM_TOKENS = 16
 PROMPTS = [*repetitive_prompts(0), *repetitive_prompts(1)]
 LOOSE: dict[str, Any] = {"num_kv_blocks": 400, "max_num_batched_tokens": 64}
 TIGHT: dict[str, Any] = {"num_kv_blocks": 20, "max_num_batched_tokens": 12}
-DRAFTERS: tuple[DrafterKind, ...] = ("prompt-lookup", "draft-model")
+DRAFTERS = ("prompt-lookup", "draft-model", "eagle")
 TEMPERATURES = (0.0, 0.4)
+DRAFT, EAGLE = noisy_copy(TARGET, 0.05), tiny_eagle(TARGET)
 
 
 def live_decoder(drafter: str, temperature: float, **options: Any) -> SpeculativeDecoder:
     return build_decoder(
         TARGET,
-        noisy_copy(TARGET, 0.05) if drafter == "draft-model" else drafter,
+        {"draft-model": DRAFT, "eagle": EAGLE}.get(drafter, drafter),
         verification="coupled" if temperature else "greedy",
         clock=VirtualClock(COST),
         cost=COST,
@@ -57,12 +59,13 @@ def sampling(temperature: float, seed: int) -> SamplingParams:
 
 
 @cache
-def recorded(drafter: DrafterKind, temperature: float, top: int = 8) -> Trace:
+def recorded(drafter: str, temperature: float, top: int = 8) -> Trace:
     """Recorded by a decoder of its own: other slots, other pool, other batches."""
     decoder = live_decoder(drafter, temperature, max_num_seqs=7, num_kv_blocks=300)
     info = TraceInfo(
         model_pair=decoder.model_pair,
-        drafter=drafter,
+        drafter=decoder.runner.drafter,
+        reads_target=drafter == "eagle",
         max_num_speculative_tokens=top,
         verification="coupled" if temperature else "greedy",
         temperature=temperature,
@@ -141,7 +144,7 @@ def assert_equal_rounds(live: RoundOutcome, replayed: RoundOutcome, first_id: in
 @pytest.mark.parametrize("lookahead", ["reserve", "clip"])
 @pytest.mark.parametrize("seed", range(3))
 def test_replay_and_live_do_identical_rounds(
-    drafter: DrafterKind, temperature: float, tight: bool, lookahead: Any, seed: int
+    drafter: str, temperature: float, tight: bool, lookahead: Any, seed: int
 ) -> None:
     trace = recorded(drafter, temperature)
     live = decoder_for(drafter, temperature, tight, lookahead)
@@ -178,7 +181,7 @@ def test_replay_and_live_do_identical_rounds(
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_recorded_runs_are_of_all_lengths(drafter: DrafterKind, temperature: float) -> None:
+def test_the_recorded_runs_are_of_all_lengths(drafter: str, temperature: float) -> None:
     trace = recorded(drafter, temperature)
     offered = trace.proposal_length > 0
     assert 0.02 < (trace.accepted[offered] > 0).mean() < 0.98

@@ -1,0 +1,103 @@
+"""An EAGLE-3 draft model that runs ragged packed passes over a paged KV pool.
+
+Legend: T tokens of a pass, N rows whose logits are wanted, H hidden size, V' draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdepth.scheduler.state import Ints
+
+from .attention import Backend, PassLayout, paged_attention
+from .eagle_net import EagleNet, rotary_table
+from .models import PackedModel
+from .paged_model import LayerShape, PagedModel
+from .prepack import can_prepack, prepack
+
+
+class EagleModel(PagedModel):
+    """The network beside its target, whose embeddings it looks tokens up in.
+
+    Args:
+        net: taken over; converted to the target's dtype and device.
+        names: [V'] the target's id of each draft token.
+        target: the model that it drafts for; its layers are watched from now on.
+        name: for policies and reports.
+
+    Raises:
+        ValueError: a network for a target of another shape.
+    """
+
+    def __init__(self, net: EagleNet, names: Tensor, target: PackedModel, name: str) -> None:
+        config, embedding = net.config, target.model.get_input_embeddings().weight
+        assert isinstance(embedding, Tensor)
+        if config.hidden_size != embedding.shape[1] or config.vocab_size != len(embedding):
+            raise ValueError(
+                f"the EAGLE-3 draft model {name} is for a target of {config.vocab_size} tokens and "
+                f"hidden size {config.hidden_size}, {target.name} has {len(embedding)} and "
+                f"{embedding.shape[1]}; use the target that it was trained for."
+            )
+        target.watch(config.state_layers)
+        self.net, self.name, self.config = net, name, config
+        self.device, self.dtype = target.device, target.dtype
+        net.to(self.device, self.dtype).requires_grad_(False)
+        self.names = names.to(self.device)
+        self.backend: Backend = target.backend
+        heads, dim = config.num_key_value_heads, config.head_dim
+        self.shapes = [LayerShape(heads, dim, dim)]
+        self.layers, self.block_size = [], 0
+        self.vocab_size = config.draft_vocab_size
+        self.max_positions = config.max_position_embeddings
+        self.num_parameters = sum(p.numel() for p in net.parameters())
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in net.parameters())
+        self.flops_per_token = 2.0 * self.num_parameters
+        self._embedding = embedding
+        self._cos, self._sin = (table.to(self.device, self.dtype) for table in rotary_table(config))
+        if can_prepack(self.dtype, self.device):
+            prepack(net)
+
+    @property
+    def state_bytes_per_token(self) -> int:
+        """Bytes of what is kept of the target's states for one token."""
+        return self.config.hidden_size * self._embedding.element_size()
+
+    def read(self, target_states: Tensor) -> Tensor:
+        """Target states [T, A * H] as passes take them, [T, H]."""
+        return self.net.read(target_states)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        layout: PassLayout,
+        logit_rows: Ints,
+        states: Tensor | None = None,
+    ) -> Tensor:
+        """One packed pass; leaves the N new states in `states`.
+
+        Args:
+            token_ids: [T] int64: entry t of a sequence holds token t + 1.
+            positions: [T] int64 entries.
+            layout: where they live.
+            logit_rows: [N] rows of the packed row whose logits are wanted.
+            states: [T, H], from `read` or from the pass before; zeros where left out.
+
+        Returns:
+            [N, V'] logits.
+        """
+        embeddings = self._embedding[token_ids]
+        if states is None:
+            states = torch.zeros_like(embeddings)
+
+        def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            # As transformers calls it: [1, heads, T, D].
+            rows = (part.transpose(0, 1)[None] for part in (query, key, value))
+            attended, _ = paged_attention(self.net.midlayer.self_attn, *rows, layout=layout)
+            return attended[0]
+
+        cos, sin = self._cos[positions], self._sin[positions]
+        out = self.net.midlayer(embeddings, states, cos, sin, attention)
+        self.states = out[torch.from_numpy(logit_rows).to(self.device)]
+        return self.net.logits(self.states)

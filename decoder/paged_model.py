@@ -1,0 +1,102 @@
+"""A model over a paged KV pool: where its keys and values lie, whatever computes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdepth.scheduler.state import Ints
+
+from .attention import Backend, LayerKV, PassLayout, build_layout
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """KV of one attention layer."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class PagedModel:
+    """What every model of a decoder has. Subclasses set the attributes and run passes."""
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    backend: Backend
+    shapes: list[LayerShape]
+    """One for each attention layer."""
+    layers: list[LayerKV]
+    """Empty before `allocate`."""
+    block_size: int
+    vocab_size: int
+    """Columns of its logits."""
+    max_positions: int | None
+    num_parameters: int
+    weight_bytes: int
+    flops_per_token: float
+    states: Tensor | None = None
+    """Hidden states that the last pass left behind, where somebody reads them."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        values = sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.shapes)
+        return values * torch.empty((), dtype=self.dtype).element_size()
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Create the KV pool: `num_blocks` blocks of `block_size` tokens, and one scratch block.
+
+        Raises:
+            MemoryError: the device has not so much.
+
+        Zeroed, because masked keys are still multiplied by 0 and an uninitialised NaN would survive.
+        """
+        self.block_size = block_size
+        try:
+            self.layers = [self._layer(num_blocks + 1, block_size, s) for s in self.shapes]
+        except RuntimeError as error:  # also torch.OutOfMemoryError
+            size = num_blocks * block_size * self.kv_bytes_per_token / 2**30
+            raise MemoryError(
+                f"The KV pool of {self.name} takes {size:.2f} GiB, which {self.device} does not have; "
+                "lower kv_cache_bytes or num_kv_blocks."
+            ) from error
+
+    def _layer(self, num_blocks: int, block_size: int, shape: LayerShape) -> LayerKV:
+        heads, dims = shape.num_kv_heads, (shape.key_dim, shape.value_dim)
+        if self.backend == "sdpa":  # gathered and written in one piece
+            pool = self._pool(num_blocks, block_size, heads * sum(dims))
+            return LayerKV.side_by_side(pool, heads, shape.key_dim)
+        keys, values = (self._pool(num_blocks, block_size, heads, dim) for dim in dims)
+        return LayerKV(keys, values)
+
+    def _pool(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def layout(self, tables: NDArray[np.int32], starts: Ints, query_lens: Ints) -> PassLayout:
+        """See `attention.build_layout`."""
+        return build_layout(
+            self.layers, tables, starts, query_lens, self.block_size, self.device, self.backend
+        )
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, layout: PassLayout, logit_rows: Ints
+    ) -> Tensor:
+        """One packed pass.
+
+        Args:
+            token_ids: [T] int64 on the device.
+            positions: [T] int64.
+            layout: where the tokens live.
+            logit_rows: [N] rows of the packed row whose logits are wanted; the head runs on them only.
+
+        Returns:
+            [N, vocab_size] logits.
+        """
+        raise NotImplementedError
