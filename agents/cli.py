@@ -38,6 +38,7 @@ COMMANDS = {
     "fit-survival": Command("survival_command", "Fit what estimates acceptance, from traces."),
     "train": Command("train_command", "Train a policy with PPO, live or on replay."),
     "evaluate": Command("evaluate_command", "Compare policies on the same requests and loads."),
+    "ablate": Command("ablate_command", "Train a grid of variants and say what made a difference."),
     "advise": Command(
         "advise_command", "Say whether speculation pays, how deep, up to which load."
     ),

@@ -31,21 +31,27 @@ def default_rules(info: TraceInfo, max_num_speculative_tokens: int) -> tuple[str
     if estimator is None:
         estimator = "confidence" if has_draft_model else "match"
 
+    return (
+        *RULES,
+        *(STOPS if has_draft_model else ()),
+        *(f"{rule}:{estimator}" for rule in WITH_SURVIVAL),
+        *fitting_rules(info, top),
+    )
+
+
+def fitting_rules(info: TraceInfo, max_num_speculative_tokens: int) -> tuple[str, ...]:
+    """Names of the shipped tuned rules that fit a pair and drafter."""
+
     def fits(name: str) -> bool:
         try:
             load_greedy(
                 name,
                 model_pair=info.model_pair,
                 drafter=info.drafter,
-                max_num_speculative_tokens=top,
+                max_num_speculative_tokens=max_num_speculative_tokens,
             )
         except ValueError:
             return False
         return True
 
-    return (
-        *RULES,
-        *(STOPS if has_draft_model else ()),
-        *(f"{rule}:{estimator}" for rule in WITH_SURVIVAL),
-        *(f"rule:{rule}" for rule in shipped_rules() if fits(rule)),
-    )
+    return tuple(f"rule:{rule}" for rule in shipped_rules() if fits(rule))

@@ -143,9 +143,14 @@ def run_in_replay(options: Options, console: Console) -> None:
 
 def _focus(asked: Sequence[str], tuned: Tuned) -> str:
     """What the report is about: a learned policy, else what training says is the strongest rule."""
+    from specdepth.scheduler.guard import GuardedScheduler
     from specdepth.scheduler.learned import LearnedScheduler
 
-    learned = [name for name in asked if isinstance(tuned.policies[name], LearnedScheduler)]
+    def is_learned(policy: DepthScheduler) -> bool:
+        inner = policy.inner if isinstance(policy, GuardedScheduler) else policy
+        return isinstance(inner, LearnedScheduler)
+
+    learned = [name for name in asked if is_learned(tuned.policies[name])]
     return next(iter(learned), tuned.strongest or asked[0])
 
 

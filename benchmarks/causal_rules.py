@@ -116,16 +116,19 @@ def causal_rules(
     training: TrainingReplay, info: TraceInfo, survival: str | None
 ) -> dict[str, DepthScheduler]:
     """All rules that a deployment could run, with scalars from the training split."""
-    from specdepth.agents.default_rules import RULES, WITH_SURVIVAL
+    from specdepth.agents.default_rules import RULES, STOPS, WITH_SURVIVAL, fitting_rules
     from specdepth.agents.rule_tuning import best_single_depth, coordinate_search
     from specdepth.scheduler.baselines import FixedDepth
     from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
-    from specdepth.scheduler.baselines.greedy_file import shipped_rules
     from specdepth.scheduler.baselines.specdec_plus_plus import SpecDecPlusPlus
-    from specdepth.scheduler.baselines.survival_names import make_survival, shipped_survival_models
+    from specdepth.scheduler.baselines.survival_names import make_survival, shipped_survival_for
     from specdepth.scheduler.baselines.tuned_table import tuned_table
 
-    name = survival or next(iter(shipped_survival_models()), "match")
+    is_free = info.drafter == "prompt-lookup"
+    name = survival or shipped_survival_for(
+        info.model_pair, info.drafter, info.max_num_speculative_tokens
+    )
+    name = name or ("match" if is_free else "confidence")
     estimator = make_survival(name, model_pair=info.model_pair, drafter=info.drafter)
     sweep = training.sweep(range(info.max_num_speculative_tokens + 1))
     by_load = {}
@@ -142,10 +145,18 @@ def causal_rules(
     chosen, _ = coordinate_search(
         training, lambda values: SpecDecPlusPlus(values["threshold"], estimator), THRESHOLDS
     )
-    shipped = [f"rule:{rule}" for rule in shipped_rules()] if survival is None else []
-    is_free = info.drafter == "prompt-lookup"
+    shipped = fitting_rules(info, info.max_num_speculative_tokens) if survival is None else ()
     estimating = [rule for rule in WITH_SURVIVAL if not (is_free and rule == "blind-greedy")]
-    names = ["greedy:match", *RULES, *(f"{rule}:{name}" for rule in estimating), *shipped]
+    simple = "match" if is_free else "confidence"
+    # With prompt lookup stops between draft passes are the deepest fixed depth.
+    stops = () if is_free else STOPS
+    names = [
+        f"greedy:{simple}",
+        *RULES,
+        *stops,
+        *(f"{rule}:{name}" for rule in estimating),
+        *shipped,
+    ]
     return {
         "best-single-fixed": FixedDepth(best_single_depth(sweep)),
         "tuned-table": tuned_table(sweep),

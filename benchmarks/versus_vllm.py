@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from versus_transformers import Run, Text
+    from _comparison import Run, Text
 
 BATCH = 8
 SET_UP = """versus_vllm needs a virtual environment with vLLM's CPU build. With 4 GB of disk to spare:
@@ -54,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.python is None:
         print(SET_UP)
         return 2
+    from _comparison import Comparison, ours
     from _workload import load_decoder, mixed_prompts
-    from versus_transformers import NUM_PROMPTS, Comparison, ours
+    from versus_transformers import NUM_PROMPTS
 
     printer = Printer(options.json_only)
     size, repeats = options.new_tokens, 1 if options.quick else 2

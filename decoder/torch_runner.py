@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdepth.scheduler.state import DrafterKind, Ints
 
+from .attention import PassLayout
 from .clock import Clock, PassWork
 from .config import EngineConfig
 from .draft_steps import ask_trim
@@ -161,9 +162,7 @@ class TorchRunner:
         layout = self.target.layout(self._pool.tables[all_slots], spans.starts, spans.lengths)
         positions = torch.from_numpy(spans.positions).to(self.target.device)
         logits = self.target.forward(packed, positions, layout, rows)
-        if isinstance(self.draft_source, EagleDrafter):
-            assert self.target.states is not None
-            self.draft_source.read_target(layout.write_index, self.target.states)
+        self._hand_over(layout)
         num_decode = int((1 + lengths).sum())
         work = PassWork(
             num_pass_tokens=len(ids),
@@ -175,6 +174,12 @@ class TorchRunner:
             num_catch_up_tokens=proposal.num_catch_up_tokens,
         )
         return logits[:num_decode], work
+
+    def _hand_over(self, layout: PassLayout) -> None:
+        """Give the last pass's states to a drafter that reads them."""
+        if isinstance(self.draft_source, EagleDrafter):
+            assert self.target.states is not None
+            self.draft_source.read_target(layout.write_index, self.target.states)
 
     def _judge(self, plan: RoundPlan, proposal: Proposal, logits: Tensor) -> Verification:
         seqs, slots, device = self._seqs, plan.slots, logits.device
@@ -292,8 +297,10 @@ class TorchRunner:
             rows,
         )
         # What a round does with them, in the same share of rows.
+        if model == "target":
+            self._hand_over(layout)
         argmax(logits).cpu()
-        law_signals(logits[: len(lengths)]).cpu()
+        law_signals(logits[: len(lengths)], with_margin=model == "draft").cpu()
         return self._now() - started
 
     def _model(self, model: Literal["target", "draft"]) -> PagedModel:

@@ -40,6 +40,8 @@ _DRAFT_SIGNALS = ("draft_top1", "draft_entropy", "draft_margin")
 _SHARES = ("target_top1", "draft_top1", "draft_margin")
 _PER_REQUEST = ("num_prompt", "num_tokens", "max_new_tokens")
 _FLAGS = ("held_out", "stopped", "looping")
+_LATER_FIELDS = {"reads_target"}
+"""Of `TraceInfo`: files made before them stand for the defaults."""
 _ROUNDING = 1e-6
 """How far a probability may be out of 0..1."""
 
@@ -265,7 +267,8 @@ class Trace:
         known = {one.name for one in fields(TraceInfo)}
         _check(isinstance(info, dict), "its header has no info")
         assert info is not None
-        _check(set(info) == known, "its info lacks fields or has unknown ones")
+        fits = known - _LATER_FIELDS <= set(info) <= known
+        _check(fits, "its info lacks fields or has unknown ones")
         kind = _whole("kind", arrays["kind"])
         in_range = kind.shape == (len(ids),) and bool(((kind >= 0) & (kind < len(kinds))).all())
         _check(in_range, "its kinds do not fit its requests")

@@ -31,12 +31,12 @@ class Texts:
             width = both.shape[1] // (len(self.layers) + 1)
             arrays = (
                 torch.from_numpy(texts["tokens"].astype(np.int64)),
-                *both.split([len(self.layers) * width, width], 1),
+                *torch.split(both, [len(self.layers) * width, width], 1),
             )
             lengths = texts["lengths"].tolist()
             first = len(self.tokens)
             for mine, array in zip((self.tokens, self.states, self.finals), arrays, strict=True):
-                mine += array.split(lengths)
+                mine += torch.split(array, lengths)
             self.starts += texts["prompt_lengths"].tolist()
             group = self.kept if place < held_out_shards else self.train
             group += range(first, len(self.tokens))
@@ -70,7 +70,7 @@ class Texts:
         for rows in self._plan(self.kept, num_tokens, None):
             yield self._collate(rows)
 
-    def _plan(self, rows: list[int], num_tokens: int, rng) -> list[list[int]]:
+    def _plan(self, rows: list[int], num_tokens: int, rng: np.random.Generator | None) -> list[list[int]]:
         """Batches of texts of like length."""
         noise = rng.random(len(rows)) * 40 if rng is not None else np.zeros(len(rows))
         order = sorted(range(len(rows)), key=lambda i: len(self.tokens[rows[i]]) + noise[i])

@@ -66,8 +66,11 @@ def library_functions() -> list[tuple[ast.FunctionDef, str]]:
     found = []
     for tree, lines in library_trees():
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and 6 <= node.end_lineno - node.lineno + 1 <= 32:
-                source = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            body = lines[node.lineno - 1 : node.end_lineno]
+            if 6 <= len(body) <= 32:
+                source = "\n".join(body)
                 if len(source) <= 1400:
                     found.append((node, textwrap.dedent(source).strip()))
     return found

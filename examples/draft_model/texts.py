@@ -13,9 +13,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +28,9 @@ from specdepth import SamplingParams, SpeculativeDecoder
 from specdepth.decoder.prompts import Prompt, render
 from specdepth.scheduler.baselines.registry import make_scheduler
 from specdepth.scheduler.cost_files import load_cost
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +104,18 @@ def as_tokens(decoder: SpeculativeDecoder, task: Task) -> list[int] | None:
     if not task.text:
         return None
     prompt = Prompt(id="", kind=task.kind, text=task.text, split="train", chat=task.chat)
-    return render(decoder.tokenizer, prompt)
+    return render(tokenizer_of(decoder), prompt)
 
 
-def write_questions(decoder: SpeculativeDecoder, count: int, seed: int):
+def write_questions(decoder: SpeculativeDecoder, count: int, seed: int) -> Iterator[list[int]]:
     """User turns by the target, put into its chat template."""
-    template = decoder.tokenizer.apply_chat_template(
+    tokenizer: Any = tokenizer_of(decoder)
+    template: str = tokenizer.apply_chat_template(
         [{"role": "user", "content": "QUESTION"}], add_generation_prompt=True, tokenize=False
     )
     head, tail = template.split("QUESTION")
-    opened = decoder.tokenizer(head, add_special_tokens=False)["input_ids"]
-    closed = decoder.tokenizer(tail, add_special_tokens=False)["input_ids"]
+    opened = tokenizer(head, add_special_tokens=False)["input_ids"]
+    closed = tokenizer(tail, add_special_tokens=False)["input_ids"]
     sampling = [
         SamplingParams(temperature=0.8, top_k=200, seed=seed * 1000 + place, max_new_tokens=80)
         for place in range(count)
@@ -118,6 +124,13 @@ def write_questions(decoder: SpeculativeDecoder, count: int, seed: int):
     for result in decoder.generate([opened] * count, sampling=sampling, depth_scheduler=0):
         written = [token for token in result.token_ids if token not in ends]
         yield opened + written + closed
+
+
+def tokenizer_of(decoder: SpeculativeDecoder) -> PreTrainedTokenizerBase:
+    """The target's, which prompts need."""
+    if decoder.tokenizer is None:
+        raise SystemExit("The model folder has no tokenizer.")
+    return decoder.tokenizer
 
 
 def save(path: Path, rows: list[tuple[list[int], int]]) -> None:

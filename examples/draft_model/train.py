@@ -13,8 +13,10 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +67,7 @@ def main(config: Config) -> None:
     torch.manual_seed(config.seed)
     config.out.mkdir(parents=True, exist_ok=True)
     loaded = load_model(config.model, torch.bfloat16, torch.device("cpu"))
-    target = loaded.model
+    target: Any = loaded.model
     texts = Texts(config.texts, config.held_out_shards)
     names = kept_names(config, texts, target.config.vocab_size)
     print(
@@ -93,7 +95,7 @@ def kept_names(config: Config, texts: Texts, vocab_size: int) -> Tensor:
     return names
 
 
-def from_target(target, layers: tuple[int, ...], names: Tensor) -> EagleNet:
+def from_target(target: Any, layers: tuple[int, ...], names: Tensor) -> EagleNet:
     """A network that starts from the target's last layer, final norm and output head."""
     shape = target.config
     rope = getattr(shape, "rope_parameters", None) or {}
@@ -149,7 +151,8 @@ class Run:
         self.optimizer = torch.optim.AdamW(
             net.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
         )
-        self.step, self.curve = 0, []
+        self.step = 0
+        self.curve: list[dict[str, float]] = []
         self.tracker = None
         if config.track:
             import wandb
@@ -203,7 +206,7 @@ class Run:
                 group["lr"] = self.rate()
             batch = self.texts.batch(self.step, config.batch_tokens, config.seed)
             loss = self.loss(batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -222,7 +225,7 @@ class Run:
         if self.tracker:
             self.tracker.finish()
 
-    def _steps(self, batch: dict[str, Tensor]):
+    def _steps(self, batch: dict[str, Tensor]) -> Iterator[Tensor]:
         embeddings = self.embed[batch["tokens"][:, 1:]]
         states = batch["states"][:, :-1]
         return self.unrolled.steps(

@@ -101,8 +101,9 @@ def test_versus_transformers(script: Script) -> None:
 
 
 def test_both_sides_of_versus_transformers_go_on_past_end_tokens(tiny_target: str) -> None:
+    from _comparison import ours
     from _workload import load_decoder, load_plain
-    from versus_transformers import _never_end, generate, ours
+    from versus_transformers import _never_end, generate
 
     plain = load_plain(tiny_target)
     _never_end(plain)
@@ -115,7 +116,7 @@ def test_both_sides_of_versus_transformers_go_on_past_end_tokens(tiny_target: st
 
 
 def test_equal_text_is_the_share_before_the_first_difference() -> None:
-    from versus_transformers import _equal_share
+    from _comparison import _equal_share
 
     assert _equal_share([1, 2, 3, 4], [1, 2, 9, 4]) == 0.5
     assert _equal_share([1, 2], [1, 2]) == 1.0

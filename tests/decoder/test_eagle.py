@@ -41,7 +41,7 @@ def read_by_target(tokens: list[int]) -> Tensor:
 @torch.no_grad()
 def drafted_by_definition(net: EagleNet, tokens: list[int], depth: int) -> list[Tensor]:
     """Logits [V'] of each draft step after `tokens`: every step runs all entries from scratch."""
-    embed: Any = TARGET.get_input_embeddings().weight  # type: ignore[union-attr]
+    embed: Any = TARGET.get_input_embeddings()
     states = net.read(read_by_target(tokens)[:-1])
     cos, sin = rotary_table(net.config)
     drafted, shown = list(tokens), []
@@ -60,7 +60,7 @@ def drafted_by_definition(net: EagleNet, tokens: list[int], depth: int) -> list[
     for _ in range(depth):
         length = len(drafted) - 1
         tables = (table[:length].double() for table in (cos, sin))
-        out = net.midlayer(embed[torch.tensor(drafted[1:])], states, *tables, causal)
+        out = net.midlayer(embed(torch.tensor(drafted[1:])), states, *tables, causal)
         logits = net.logits(out[-1])
         shown.append(logits)
         drafted.append(int(EAGLE.names[logits.argmax()]))
@@ -102,11 +102,11 @@ def test_the_engine_drafts_what_the_definition_says_at_every_position() -> None:
 
 def test_training_unrolls_the_steps_that_the_engine_takes() -> None:
     tokens = PROMPT + greedy_text(TARGET, PROMPT, 6)
-    embed: Any = TARGET.get_input_embeddings().weight  # type: ignore[union-attr]
+    embed: Any = TARGET.get_input_embeddings()
     with torch.no_grad():
         steps = list(
             Unrolled(EAGLE.net, DEPTH).steps(
-                embed[torch.tensor([tokens[1:]])], read_by_target(tokens)[None, :-1]
+                embed(torch.tensor([tokens[1:]])), read_by_target(tokens)[None, :-1]
             )
         )
     # Training feeds the text's own tokens, so only places where they are what is drafted compare.

@@ -6,8 +6,10 @@ token budget shorter than its prompts (so prompts are prefilled in chunks).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +49,7 @@ DRAFTERS = ("prompt-lookup", "draft-model", "eagle")
 """The last is a draft model too, of EAGLE's kind."""
 
 
-DRAFTS = {
+DRAFTS: dict[str, Callable[[], Any]] = {
     "prompt-lookup": lambda: "prompt-lookup",
     "draft-model": lambda: noisy_copy(TARGET, NOISE),
     "eagle": lambda: tiny_eagle(TARGET),

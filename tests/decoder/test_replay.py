@@ -34,13 +34,13 @@ LOOSE: dict[str, Any] = {"num_kv_blocks": 400, "max_num_batched_tokens": 64}
 TIGHT: dict[str, Any] = {"num_kv_blocks": 20, "max_num_batched_tokens": 12}
 DRAFTERS = ("prompt-lookup", "draft-model", "eagle")
 TEMPERATURES = (0.0, 0.4)
-DRAFT, EAGLE = noisy_copy(TARGET, 0.05), tiny_eagle(TARGET)
+DRAFTS: dict[str, Any] = {"draft-model": noisy_copy(TARGET, 0.05), "eagle": tiny_eagle(TARGET)}
 
 
 def live_decoder(drafter: str, temperature: float, **options: Any) -> SpeculativeDecoder:
     return build_decoder(
         TARGET,
-        {"draft-model": DRAFT, "eagle": EAGLE}.get(drafter, drafter),
+        DRAFTS.get(drafter, drafter),
         verification="coupled" if temperature else "greedy",
         clock=VirtualClock(COST),
         cost=COST,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdepth.decoder import trace_files
@@ -112,3 +114,15 @@ def test_the_card_says_what_is_in_the_traces() -> None:
                 f"{100 * match.share:.1f} | {100 * match.acceptance:.1f} | {match.mean_run:.2f}"
             )
             assert f"| {match.match_length} | {shares} |" in part
+
+
+def test_a_file_from_before_draft_models_that_read_the_target_still_loads(tmp_path: Path) -> None:
+    trace = load_trace("default")
+    trace.save(tmp_path / "new.npz")
+    with np.load(tmp_path / "new.npz") as arrays:
+        contents = dict(arrays)
+    header = json.loads(bytes(contents["header"]))
+    assert header["info"].pop("reads_target") is False
+    contents["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez_compressed(tmp_path / "old.npz", **contents)
+    assert load_trace(tmp_path / "old.npz").info == trace.info

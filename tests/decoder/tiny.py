@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from specdepth.decoder.config import SamplingParams
+from specdepth.decoder.eagle_files import LoadedEagle
 from specdepth.decoder.sampling import gumbel_argmax, token_probs
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.scheduler.baselines.lawful import EVERY_RULE
@@ -105,7 +106,9 @@ def char_tokenizer(extra: Sequence[str] = ("<end>", "<more>")) -> PreTrainedToke
 
 
 def build_decoder(
-    target: PreTrainedModel, draft: PreTrainedModel | str = "prompt-lookup", **options: Any
+    target: PreTrainedModel,
+    draft: PreTrainedModel | LoadedEagle | str = "prompt-lookup",
+    **options: Any,
 ) -> SpeculativeDecoder:
     """A float64 decoder over copies of the models, with small blocks and few slots."""
     settings: dict[str, Any] = {

@@ -15,7 +15,8 @@ from specdepth.decoder.eagle_files import LoadedEagle
 from specdepth.decoder.eagle_net import EagleConfig, EagleNet
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "draft_model"))
-from training import Unrolled, soft_loss
+from training import Unrolled as Unrolled
+from training import soft_loss
 
 
 def eagle_config(target: PreTrainedModel, num_named: int) -> EagleConfig:
@@ -46,10 +47,12 @@ def tiny_eagle(target: PreTrainedModel, num_named: int = 80, steps: int = 120) -
             torch.nn.init.normal_(parameter, std=0.2)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     unrolled = Unrolled(net, 2)
-    embed = target.get_input_embeddings().weight.detach().float()  # type: ignore[union-attr]
+    embedding: Any = target.get_input_embeddings()
+    embed = embedding.weight.detach().float()
     texts = sampled_texts(target, 64, 40)
+    run: Any = target
     with torch.no_grad():
-        seen = target(input_ids=texts, use_cache=False, output_hidden_states=True)
+        seen = run(input_ids=texts, use_cache=False, output_hidden_states=True)
     states = torch.cat(seen.hidden_states[:2], -1).float()
     laws = seen.logits[..., names].float()
     rng = np.random.default_rng(0)
@@ -69,9 +72,10 @@ def tiny_eagle(target: PreTrainedModel, num_named: int = 80, steps: int = 120) -
 @torch.no_grad()
 def sampled_texts(target: PreTrainedModel, count: int, length: int) -> torch.Tensor:
     """[count, length] tokens by plain sampling."""
+    run: Any = target
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(0, int(target.config.vocab_size), (count, 1), generator=generator)
     for _ in range(length - 1):
-        law = (target(input_ids=texts, use_cache=False).logits[:, -1] / 0.5).softmax(-1)
+        law = (run(input_ids=texts, use_cache=False).logits[:, -1] / 0.5).softmax(-1)
         texts = torch.cat([texts, torch.multinomial(law, 1, generator=generator)], 1)
     return texts
