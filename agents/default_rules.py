@@ -10,7 +10,7 @@ RULES = (
     *("mlc", "heuristic", "goodput", "goodput:adaspec", "goodput:positions", "goodput:window"),
     *("ema-greedy", "dspark", "adaptive-verification", "sglang-ladder", "ucb", "tlt", "eps-greedy"),
 )
-STOPS = ("hf-confidence", "llamacpp", "adaedl", "svip", "specdec++")
+STOPS = ("hf-confidence", "llamacpp", "adaedl", "svip", "specdec++", "priced-stops")
 """Stops between the passes of a draft model; with any other drafter they are the deepest fixed depth."""
 WITH_SURVIVAL = ("blind-greedy", "greedy", "dspark", "adaptive-verification")
 """Rules that take an estimator of survival."""

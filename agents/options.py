@@ -84,7 +84,8 @@ class ModelOptions(CommonOptions):
     """Model to decode: a hub name, a local folder, or "default" (SmolLM2-135M-Instruct, fetched
     once)."""
     draft: str = "prompt-lookup"
-    """"prompt-lookup", "none", or a smaller model with the same tokenizer."""
+    """"prompt-lookup", "none", "smollm2-eagle3" (shipped, for the default target), the folder of an EAGLE-3
+    checkpoint, or a smaller model with the same tokenizer."""
     dtype: DType = "bfloat16"
     """Number format of the weights."""
     max_num_speculative_tokens: int = 8

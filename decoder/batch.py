@@ -47,6 +47,10 @@ class Batch:
         yield from self.waiting
         yield from self._running.values()
 
+    def request_ids(self, slots: Ints) -> set[str]:
+        """Ids of the requests in `slots`, as far as they still are there."""
+        return {self._running[s].request_id for s in slots.tolist() if s in self._running}
+
     def slot_of(self, request_id: str) -> int | None:
         """Slot of a running request."""
         for slot, request in self._running.items():

@@ -6,16 +6,23 @@ tokens are the runner's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdepth.scheduler.cost import CostModel
-from specdepth.scheduler.depth import DepthScheduler, check_depths, check_lawful
-from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
+from specdepth.scheduler.depth import (
+    DepthScheduler,
+    DraftSignals,
+    ProposalSignals,
+    check_depths,
+    check_lawful,
+)
+from specdepth.scheduler.state import Bools, Floats, Ints, RoundOutcome, RoundState
 
 from .batch import Batch
 from .clock import Clock
@@ -54,6 +61,8 @@ class _OpenRound:
     """When the depths were settled."""
     state: RoundState | None = None
     num_preempted_prefills: int = 0
+    asked_slots: Ints = field(default_factory=lambda: EMPTY)
+    """Sequences whose drafts `keep_drafting` or `trim` was asked about."""
 
 
 class Engine:
@@ -100,15 +109,19 @@ class Engine:
         self._delivery = Delivery(tokenizer, self._text_end)
         self._vocab_size = vocab_size
         self._scheduler: DepthScheduler | None = None
+        self._keep_drafting: Callable[[RoundState, DraftSignals], Bools] | None = None
+        self._trim: Callable[[RoundState, ProposalSignals], Ints] | None = None
         self._open: _OpenRound | None = None
         self._observe_s = 0.0
+        self._ids: set[str] = set()
+        """Of all requests, waiting and running."""
         self._aborts: set[str] = set()
         self._next_number = 0
 
     # ---------------------------------------------------------------- requests
 
     def set_scheduler(self, scheduler: DepthScheduler) -> None:
-        """Let `scheduler` choose depths from the next round on.
+        """Let `scheduler` choose depths from the next round on, with the hooks that it has now.
 
         Raises:
             ValueError: it would bend the law of a request in the engine, or is no scheduler.
@@ -121,6 +134,8 @@ class Engine:
         for request in self.batch.requests():
             self._check_lawful(scheduler, request.sampling)
         self._scheduler = scheduler
+        self._keep_drafting = getattr(scheduler, "keep_drafting", None)
+        self._trim = getattr(scheduler, "trim", None)
 
     @property
     def scheduler(self) -> DepthScheduler | None:
@@ -154,7 +169,7 @@ class Engine:
         if self._scheduler is not None:
             self._check_lawful(self._scheduler, sampling)
         name = str(self._next_number) if request_id is None else request_id
-        if self._has(name):
+        if name in self._ids:
             raise ValueError(
                 f"A request with the id {name!r} is still in the engine; choose another id."
             )
@@ -170,6 +185,7 @@ class Engine:
             assert self._delivery.tokenizer is not None
             request.detokenizer = Detokenizer(self._delivery.tokenizer, sampling.stop)
         self._next_number += 1
+        self._ids.add(name)
         self.batch.waiting.append(request)
         return request
 
@@ -177,7 +193,7 @@ class Engine:
         """Drop a request at the end of the current round; False if it is not here. What it has
         generated comes out with `finish_reason="abort"`.
         """
-        if not self._has(request_id):
+        if request_id not in self._ids:
             return False
         self._aborts.add(request_id)
         if self._open is None:
@@ -190,6 +206,7 @@ class Engine:
         for request in self.batch.take_all():
             self._abort(request)
         self._aborts.clear()
+        self._ids.clear()  # an interrupt may have lost a request
 
     @property
     def num_running(self) -> int:
@@ -226,7 +243,11 @@ class Engine:
     # ------------------------------------------------------------------ rounds
 
     def step(self) -> RoundOutcome | None:
-        """Run one round with the scheduler; None if there is nothing to do."""
+        """Run one round with the scheduler; None if there is nothing to do.
+
+        A round that fails can be run again. Where its law could suffer, its requests are aborted
+        instead; see `finish_round`.
+        """
         state = self.begin_round()
         if state is None:
             return None
@@ -287,6 +308,9 @@ class Engine:
     def finish_round(self, depths: Ints) -> RoundOutcome:
         """Draft and verify with `depths` [R], commit the tokens, and say what came of it.
 
+        A round that fails after `keep_drafting` or `trim` saw what a draft model made of its draws is
+        never drawn again under rejection sampling: the requests in it that sample are aborted.
+
         Raises:
             ValueError: depths of a wrong shape or out of range; the round can be finished again.
         """
@@ -298,7 +322,8 @@ class Engine:
         try:
             plan = self._plan(opened, asked)
             outcome = self._commit(opened, asked, plan, self.runner.run(plan))
-        except BaseException:
+        except BaseException as error:
+            self._abort_asked(opened.asked_slots, error)
             self.cancel_round()
             raise
         self._open = None
@@ -374,7 +399,7 @@ class Engine:
 
     def _plan(self, opened: _OpenRound, asked: Ints) -> RoundPlan:
         """Settle depths, find blocks for them, and fix who takes part."""
-        state, scheduler = opened.state, self._scheduler
+        state = opened.state
         assert state is not None
         rows, depths, victims = self.batch.reserve(
             opened.slots, np.minimum(asked, state.max_depths)
@@ -387,16 +412,21 @@ class Engine:
         slots = opened.slots.take(rows)
         # Before the run: a round that fails after its draws must not draw the same again.
         self.seqs.attempt[slots] += 1
-        keep_drafting = getattr(scheduler, "keep_drafting", None)
-        trim = getattr(scheduler, "trim", None)
+        drafting = slots[depths > 0]
+
+        def ask_about_drafts(hook: Callable[[RoundState, Any], Any], signals: Any) -> Any:
+            opened.asked_slots = drafting
+            return hook(state, signals)
+
+        keep_drafting, trim = self._keep_drafting, self._trim
         return RoundPlan(
             slots=slots,
             rows=rows,
             depths=depths,
             prefill_slots=opened.chunk_slots,
             prefill_lengths=opened.chunk_lengths,
-            keep_drafting=keep_drafting and (lambda signals: keep_drafting(state, signals)),
-            trim=trim and (lambda signals: trim(state, signals)),
+            keep_drafting=keep_drafting and partial(ask_about_drafts, keep_drafting),
+            trim=trim and partial(ask_about_drafts, trim),
         )
 
     def _commit(
@@ -434,6 +464,7 @@ class Engine:
         finished[list(reasons)] = True
         left = [(self.batch.leave(int(slots[row])), reason) for row, reason in reasons.items()]
         for request, reason in left:
+            self._ids.discard(request.request_id)
             self._delivery.finish(request, reason, now, self.metrics)
         observe_s, self._observe_s = self._observe_s, 0.0
         schedule_s = opened.run_s - opened.shown_s + observe_s
@@ -494,6 +525,22 @@ class Engine:
             kept[slots[drew]] = signal[drew]
         return shown[0], shown[1], shown[2]
 
+    def _abort_asked(self, slots: Ints, error: BaseException) -> None:
+        """Have the requests aborted whose draws a failed round may not repeat, and say so on the error.
+
+        A hook knows from later laws what was drawn. If a failure, of the hook or of a pass that it made
+        longer, led to fresh draws, it could fail until it likes them.
+        """
+        if self.config.verification != "rejection" or self.runner.drafter != "draft-model":
+            return  # the same draws again
+        ids = self.batch.request_ids(slots[self.seqs.temperature[slots] > 0])
+        self._aborts |= ids
+        if ids:
+            error.add_note(
+                f"{len(ids)} sampled requests were aborted: the round failed after the scheduler had seen "
+                "signals of their drafts, and fresh draws would bend the output's law."
+            )
+
     def _carry_out_aborts(self) -> None:
         for name in self._aborts:
             slot = self.batch.slot_of(name)
@@ -509,14 +556,12 @@ class Engine:
         self._aborts.clear()
 
     def _abort(self, request: Request) -> None:
+        self._ids.discard(request.request_id)
         if self.collect_deltas:
             self._delivery.note(request.request_id, [], "abort")
         self._delivery.finish(request, "abort", self.clock.now(), self.metrics)
 
     # ---------------------------------------------------------------- checks
-
-    def _has(self, request_id: str) -> bool:
-        return any(request_id == request.request_id for request in self.batch.requests())
 
     def _check_request(self, tokens: Ints, sampling: SamplingParams) -> None:
         total = len(tokens) + sampling.max_new_tokens

@@ -18,7 +18,7 @@ VerificationRule = Literal["greedy", "rejection", "coupled"]
 class DepthScheduler(Protocol):
     """Chooses depths. Any class with these two methods works.
 
-    Optional attributes and methods, looked up by name:
+    Optional attributes and methods, looked up by name; the engine does it once, in `set_scheduler`:
 
     * `lawful_under`: a set out of "greedy", "coupled", "prompt-lookup" and "rejection": the rules under
       which the scheduler keeps the output's law. "prompt-lookup" is rejection of proposals that are
@@ -26,8 +26,9 @@ class DepthScheduler(Protocol):
       drafted token is verified must not depend on that token or on later ones [DSpark 2607.05147,
       appendix A]. Left out, it means all but "rejection".
     * `keep_drafting(state, signals: DraftSignals) -> bools`: called after each draft pass.
-    * `trim(state, signals: ProposalSignals) -> depths`: may cut depths after drafting; never lawful
-      under "rejection" with a draft model.
+    * `trim(state, signals: ProposalSignals) -> depths`: may cut depths after drafting. It sees more than
+      "rejection" with a draft model allows it to use: whether token j of a sequence stays may go by
+      that sequence's signals up to j, and not by later ones.
     * `reset()`: forget what was learned in earlier workloads.
     """
 
@@ -89,15 +90,10 @@ def check_lawful(scheduler: object, rule: VerificationRule, has_draft_model: boo
     """Refuse a scheduler that could bend the output's law.
 
     Raises:
-        ValueError: under a rule that the scheduler does not declare, or that its `trim` breaks.
+        ValueError: under a rule that the scheduler does not declare.
     """
     name = type(scheduler).__name__
     needed = "prompt-lookup" if rule == "rejection" and not has_draft_model else rule
-    if needed == "rejection" and hasattr(scheduler, "trim"):
-        raise ValueError(
-            f"{name}.trim cuts drafts after they are drawn, which bends the output's law under rejection "
-            'sampling with a draft model; use verification="coupled" or temperature 0.'
-        )
     if needed in lawful_rules(scheduler):
         return
     if needed != "rejection":

@@ -14,7 +14,8 @@ from specdepth.scheduler.state import Bools, Floats, Ints, RoundState
 from specdepth.scheduler.survival import SurvivalEstimator
 
 from .admission import expected_tokens, rank_tokens
-from .confidence_trim import ConfidenceTrim
+from .confidence_trim import TRIM_RULES, ConfidenceTrim
+from .lawful import EVERY_RULE
 from .pricing import full_draft_s, verify_seconds
 
 
@@ -27,15 +28,14 @@ class AdaptiveVerificationDepth(ConfidenceTrim):
     the estimator was fitted `warmup_refits` times, so that its own cuts do not hide what it must
     learn from.
 
-    A stale budget does not leak this round's later tokens into earlier decisions, which is why vLLM
-    calls its rule lossless; this engine refuses every `trim` under rejection sampling with a draft
-    model all the same.
+    A stale budget does not leak this round's later tokens into earlier decisions, so the rule is lossless
+    under rejection sampling with a draft model too; with `stale_budget=False` it is not, and is
+    refused there.
 
     Args:
         survival: of prompt lookup's proposals; None: by match length.
         warmup_refits: of the estimator, 100 rounds each.
-        stale_budget: False: choose B on this round's own confidences, which an engine that is not
-            asynchronous could do where that is lawful.
+        stale_budget: False: choose B on this round's own confidences, where that is lawful.
 
     Raises:
         ValueError: when `warmup_refits` is negative.
@@ -52,6 +52,7 @@ class AdaptiveVerificationDepth(ConfidenceTrim):
             raise ValueError(f"warmup_refits is 0 or more, got {warmup_refits}.")
         self.warmup_refits = warmup_refits
         self.stale_budget = stale_budget
+        self.lawful_under = EVERY_RULE if stale_budget else TRIM_RULES
         self._forget_confidences()
 
     def reset(self) -> None:

@@ -18,7 +18,7 @@ from specdepth.scheduler.survival import SurvivalEstimator
 from specdepth.scheduler.survival_estimators import MatchLengthSurvival
 
 TRIM_RULES: Final = frozenset({"greedy", "coupled", "prompt-lookup"})
-"""Rules under which the engine lets a scheduler cut drafts after they were drawn."""
+"""Rules that no cut after drafting can bend."""
 
 
 class ConfidenceTrim(ABC):

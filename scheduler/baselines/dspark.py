@@ -11,6 +11,7 @@ from specdepth.scheduler.state import Floats, Ints, RoundState
 
 from .admission import expected_tokens, rank_tokens
 from .confidence_trim import ConfidenceTrim
+from .lawful import EVERY_RULE
 from .pricing import full_draft_s, verify_seconds
 
 
@@ -22,16 +23,16 @@ class DSparkDepth(ConfidenceTrim):
     pass times that is too early, which the paper's production system avoids by a budget from older
     confidences (`AdaptiveVerificationDepth`). The draft costs the same whatever is verified.
 
-    The stop is what keeps the paper's rule lossless under rejection sampling: whether token j of a
-    sequence is verified depends on its own earlier tokens, on q_j, and on likelier tokens of others,
-    never on x_j or what follows. This engine refuses every `trim` there all the same, so with a draft
-    model the rule runs under greedy and coupled verification. A stop within `keep_drafting` would not
-    be this rule: the order goes across depths, and needs confidences of deeper tokens of likelier
-    sequences first.
+    A stop within `keep_drafting` would not be this rule: the order goes across depths, and needs
+    confidences of deeper tokens of likelier sequences first.
 
     Args:
         survival: of prompt lookup's proposals; None: by match length.
     """
+
+    # The stop keeps the cut lossless: whether token j of a sequence is verified depends on its own earlier
+    # tokens, on q_j, and on likelier tokens of others, never on x_j or what follows.
+    lawful_under = EVERY_RULE
 
     def _admit(self, state: RoundState, rows: Ints, survival: Floats, num_offered: Ints) -> Ints:
         ranked = rank_tokens(survival)

@@ -24,6 +24,7 @@ from .heuristic import HeuristicDepth
 from .mlc import MlcDepth
 from .off import Off
 from .position_goodput import PositionGoodputDepth, WindowGoodputDepth
+from .priced_stops import PricedStops
 from .random_depth import RandomDepth
 from .sglang_ladder import SGLangLadder
 from .specdec_plus_plus import SpecDecPlusPlus
@@ -59,15 +60,20 @@ KNOWN = (
     '"svip:0.6"',
     '"specdec++:0.5"',
     '"specdec++:0.5:SURVIVAL"',
+    '"priced-stops"',
+    '"priced-stops:SURVIVAL"',
     '"sglang-ladder"',
     '"ucb:0.01"',
     '"tlt"',
     '"eps-greedy"',
     '"random:SEED"',
+    '"guarded:NAME"',
+    '"guarded:NAME:FALLBACK"',
     '"policy:FOLDER"',
     "the folder of an exported policy",
 )
-"""What `make_scheduler` understands. SURVIVAL: match, positions, ema, confidence, or a fitted model."""
+"""What `make_scheduler` understands. SURVIVAL: match, positions, ema, confidence, or a fitted model.
+NAME of a guarded policy and its FALLBACK: any other name here, with its setting."""
 
 _PLAIN: dict[str, Callable[[], DepthScheduler]] = {
     "off": Off,
@@ -79,6 +85,7 @@ _PLAIN: dict[str, Callable[[], DepthScheduler]] = {
     "ema-greedy": EmaGreedyDepth,
     "dspark": DSparkDepth,
     "adaptive-verification": AdaptiveVerificationDepth,
+    "priced-stops": PricedStops,
     "sglang-ladder": SGLangLadder,
     "tlt": EpsilonGreedyDepth,
     "eps-greedy": partial(EpsilonGreedyDepth, bands=None),
@@ -99,8 +106,18 @@ _WITH_SURVIVAL: dict[str, Callable[..., DepthScheduler]] = {
     "greedy": CappedGreedyDepth,
     "dspark": DSparkDepth,
     "adaptive-verification": AdaptiveVerificationDepth,
+    "priced-stops": lambda survival: PricedStops(CappedGreedyDepth(survival)),
 }
 """Kinds that take an estimator."""
+
+
+_KINDS = (
+    {kind.partition(":")[0] for kind in _PLAIN}
+    | _WITH_NUMBER.keys()
+    | _WITH_SURVIVAL.keys()
+    | {"fixed", "table", "heuristic", "random", "shrunk", "specdec++", "rule", "policy", "guarded"}
+)
+"""First part of every name but a bare folder."""
 
 
 def make_scheduler(
@@ -150,6 +167,8 @@ def make_scheduler(
         return _specdec(name, setting, fits)
     if kind == "rule" and setting:
         return load_greedy(setting, **fits)
+    if kind == "guarded" and setting:
+        return _guarded(setting, fits)
     folder = setting if kind == "policy" else name
     if folder and (kind == "policy" or Path(folder).is_dir()):
         from specdepth.scheduler.learned import (
@@ -185,6 +204,19 @@ def _specdec(name: str, setting: str, fits: dict[str, Any]) -> SpecDecPlusPlus:
     number, _, survival = setting.partition(":")
     estimator = make_survival(survival, **fits) if survival else None
     return SpecDecPlusPlus(_number(name, number), estimator)
+
+
+def _guarded(setting: str, fits: dict[str, Any]) -> DepthScheduler:
+    from specdepth.scheduler.guard import GuardedScheduler  # it needs a baseline itself
+
+    # Settings have colons of their own; the fallback begins where the next kind stands.
+    parts = setting.split(":")
+    if "guarded" in parts:
+        raise ValueError(f'"guarded:{setting}": a guard stands around a policy, not another guard.')
+    at = next((i for i, part in enumerate(parts) if i and part in _KINDS), len(parts))
+    inner = make_scheduler(":".join(parts[:at]), **fits)
+    fallback = make_scheduler(":".join(parts[at:]), **fits) if at < len(parts) else None
+    return GuardedScheduler(inner, fallback)
 
 
 def _number(name: str, text: str) -> float:

@@ -101,17 +101,10 @@ LAWFUL: list[Callable[[], Any]] = [
 class CutsByTheNextLaw(Adversary):
     """Unlawful: verifies a token only where what follows it, hence the token itself, looks right.
 
-    It lies: it declares every rule, and has a `trim` only while a round is under way.
+    It lies: it declares every rule.
     """
 
-    def choose(self, state: RoundState) -> Ints:
-        self.trim = self.cut
-        return super().choose(state)
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        del self.trim
-
-    def cut(self, state: RoundState, signals: ProposalSignals) -> Ints:
+    def trim(self, state: RoundState, signals: ProposalSignals) -> Ints:
         liked = signals.top1[:, 1] > 0.65  # False for NaN
         return np.where(liked, signals.num_proposed, 0)
 
@@ -119,7 +112,7 @@ class CutsByTheNextLaw(Adversary):
 class BudgetOfThisRound(CutsByTheNextLaw):
     """Unlawful: a budget for the batch from all confidences of this round, later ones too."""
 
-    def cut(self, state: RoundState, signals: ProposalSignals) -> Ints:
+    def trim(self, state: RoundState, signals: ProposalSignals) -> Ints:
         survival = np.cumprod(np.nan_to_num(signals.top1), axis=1)
         pays = survival.sum() > 1.1 * len(signals.rows)
         return np.where(pays, signals.num_proposed, 0)
@@ -127,6 +120,42 @@ class BudgetOfThisRound(CutsByTheNextLaw):
 
 class Honest(CutsByTheNextLaw):
     lawful_under = TRIM_RULES
+
+
+class FailsUntilLiked(Adversary):
+    """Unlawful: lets a round fail, so that it is drawn anew, until what was drawn looks right."""
+
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
+        if signals.num_drafted == 1 and (signals.top1[:, 1] < 0.65).any():
+            raise ZeroDivisionError("by accident")
+        return np.ones(len(signals.rows), np.bool_)
+
+
+class AnswersBadlyUntilLiked(FailsUntilLiked):
+    """The same with an answer that the engine refuses."""
+
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Any:
+        try:
+            return super().keep_drafting(state, signals)
+        except ZeroDivisionError:
+            return None
+
+
+class FailsInTrim(Adversary):
+    """The same after drafting."""
+
+    def trim(self, state: RoundState, signals: ProposalSignals) -> Ints:
+        if (signals.top1[:, 1] < 0.65).any():
+            raise ZeroDivisionError("by accident")
+        return signals.num_proposed
+
+
+class TrimsLate(Adversary):
+    """Has no `trim` when it is set."""
+
+    def choose(self, state: RoundState) -> Ints:
+        self.trim = CutsByTheNextLaw().trim
+        return super().choose(state)
 
 
 class Peeks(Adversary):

@@ -135,6 +135,23 @@ class TestRequests:
             engine.add_request([2], SamplingParams(), "a")
         assert engine.num_waiting == 1
 
+    def test_an_id_is_free_again_when_its_request_is_gone(self) -> None:
+        engine = build_decoder(TARGET).engine
+        engine.set_scheduler(Watched(0))
+
+        def finish() -> None:
+            while engine.has_work:
+                engine.step()
+
+        for leave in (finish, lambda: engine.abort("a"), engine.abort_all):
+            assert not engine.abort("a")
+            engine.add_request([1], SamplingParams(max_new_tokens=2), "a")
+            engine.step()
+            with pytest.raises(ValueError, match="id 'a' is still in the engine"):
+                engine.add_request([2], SamplingParams(), "a")
+            leave()
+            assert not engine.has_work
+
     def test_sampling_under_greedy_verification_is_refused(self) -> None:
         greedy = build_decoder(TARGET, verification="greedy")
         with pytest.raises(ValueError, match='verification="greedy" samples nothing'):

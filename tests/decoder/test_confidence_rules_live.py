@@ -18,6 +18,7 @@ from specdepth.scheduler.baselines.adaptive_verification import AdaptiveVerifica
 from specdepth.scheduler.baselines.confidence import HFConfidence, LlamaCppConfidence
 from specdepth.scheduler.baselines.dspark import DSparkDepth
 from specdepth.scheduler.baselines.fixed import FixedDepth
+from specdepth.scheduler.baselines.priced_stops import PricedStops
 from specdepth.scheduler.baselines.specdec_plus_plus import SpecDecPlusPlus
 from specdepth.scheduler.baselines.svip import SVIP
 from specdepth.scheduler.confidence_survival import ConfidenceSurvival
@@ -51,6 +52,7 @@ RULES: dict[str, tuple[Callable[[float], Any], float, float]] = {
         0.9,
         0.5,
     ),
+    "priced-stops": (lambda _: PricedStops(FixedDepth(3)), 0.0, 0.0),
     "dspark": (lambda _: DSparkDepth(), 0.0, 0.0),
     "adaptive-verification": (lambda _: AdaptiveVerificationDepth(warmup_refits=0), 0.0, 0.0),
 }
@@ -87,7 +89,7 @@ def test_the_text_is_that_of_depth_0(name: str, verification: str) -> None:
 
 @cache
 def texts_at_full_depth() -> np.ndarray:
-    return sampled(FixedDepth(3), SMALL_TARGET, SMALL_DRAFT)
+    return sampled(FixedDepth(3), SMALL_TARGET, SMALL_DRAFT, length=3)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -98,6 +100,6 @@ def test_under_rejection_texts_have_the_targets_law_or_the_rule_is_refused(name:
         with pytest.raises(ValueError, match=type(rule).__name__):
             sampled(rule, SMALL_TARGET, SMALL_DRAFT)
         return
-    texts = sampled(rule, SMALL_TARGET, SMALL_DRAFT)
-    assert p_value(texts, SMALL_TARGET) > FALSE_ALARM
+    texts = sampled(rule, SMALL_TARGET, SMALL_DRAFT, length=3)
+    assert p_value(texts[:, :2], SMALL_TARGET) > FALSE_ALARM
     assert (texts != texts_at_full_depth()).any()  # it stopped where that mattered

@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 
 from specdepth.decoder.clock import VirtualClock
 from specdepth.decoder.config import SamplingParams
+from specdepth.decoder.engine import Engine
+from specdepth.decoder.request import GenerationResult
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DraftSignals
 from specdepth.scheduler.state import Bools, Ints, RoundOutcome, RoundState
@@ -26,11 +28,15 @@ from tests.decoder.rule_law import EXACT, AppendixA, RuleLaw, TwoTokens
 from tests.decoder.stop_rules import (
     LAWFUL,
     Adversary,
+    AnswersBadlyUntilLiked,
     BudgetOfThisRound,
     CutsByTheNextLaw,
+    FailsInTrim,
+    FailsUntilLiked,
     Honest,
     Peeks,
     StopsWhenUnsure,
+    TrimsLate,
 )
 from tests.decoder.test_rejection_end_to_end import DRAFT, FALSE_ALARM, PROMPT, TARGET, logits_of
 from tests.decoder.test_verification_exact import World
@@ -48,6 +54,11 @@ def one_sequence() -> RuleLaw:
 
 
 @cache
+def short_text() -> RuleLaw:
+    return RuleLaw(World(4, None))
+
+
+@cache
 def two_sequences() -> RuleLaw:
     return RuleLaw(TwoTokens(2, None), num_seqs=2)
 
@@ -59,7 +70,7 @@ def test_no_lawful_rule_bends_the_law(make: Callable[[], Any], law: Callable[[],
     assert len(law().depths) > 1  # it did stop, and not always
 
 
-@pytest.mark.parametrize("law", [one_sequence, two_sequences])
+@pytest.mark.parametrize("law", [short_text, two_sequences])
 @pytest.mark.parametrize("make", [CutsByTheNextLaw, BudgetOfThisRound])
 def test_planted_unlawful_rules_are_caught(
     make: Callable[[], Any], law: Callable[[], RuleLaw]
@@ -108,8 +119,9 @@ def sampled(
     draft: PreTrainedModel = DRAFT,
     prompt: list[int] = PROMPT,
     count: int = 300,
+    length: int = 2,
 ) -> Ints:
-    """The first two tokens of `count` texts, [count, 2]."""
+    """The first tokens of `count` texts, [count, length]."""
     decoder = build_decoder(
         target,
         draft,
@@ -126,7 +138,7 @@ def sampled(
     for start in range(0, count, 600):
         params = [replace(SAMPLING, seed=seed) for seed in range(start, min(start + 600, count))]
         batch = decoder.generate([prompt] * len(params), 4, params, depth_scheduler=scheduler)
-        texts += [result.token_ids[:2] for result in batch]
+        texts += [result.token_ids[:length] for result in batch]
     return np.array(texts)
 
 
@@ -187,7 +199,107 @@ def test_the_counterexample_in_the_engine(make: Callable[[], Any], share: float)
     assert is_right == (share == 0.7)
 
 
+# ---------------------------------------------------------- rounds that fail
+
+
+class Retried:
+    """Requests of one prompt, each run alone, by a caller who steps again whatever happens."""
+
+    def __init__(self, scheduler: Any, verification: str = "rejection") -> None:
+        decoder = build_decoder(
+            APPENDIX_TARGET, APPENDIX_DRAFT, max_num_speculative_tokens=2, verification=verification
+        )
+        self.engine = decoder.engine
+        self.engine.set_scheduler(scheduler)
+        self.errors: list[Exception] = []
+
+    def texts(self, count: int = 12) -> list[GenerationResult]:
+        for seed in range(count):
+            sampling = SamplingParams(temperature=1.0, seed=seed, max_new_tokens=3)
+            self.engine.add_request([0], sampling, str(seed))
+            self.run()
+        return self.engine.take_finished()
+
+    def run(self) -> None:
+        for _ in range(200):
+            if not self.engine.has_work:
+                return
+            try:
+                self.engine.step()
+            except (ZeroDivisionError, ValueError) as error:
+                self.errors.append(error)
+        raise AssertionError("it goes on for ever")
+
+
+FAILING = [FailsUntilLiked, AnswersBadlyUntilLiked, FailsInTrim]
+
+
+@cache
+def texts_of_whole_drafts() -> list[list[int]]:
+    texts = [result.token_ids for result in Retried(Adversary()).texts()]
+    assert {tokens[0] for tokens in texts} == {1, 2}
+    return texts
+
+
+@pytest.mark.parametrize("make", FAILING)
+def test_a_rule_can_not_have_a_round_drawn_again(make: Callable[[], Any]) -> None:
+    retried = Retried(make())
+    results = retried.texts()
+    aborted = [result for result in results if result.finish_reason == "abort"]
+    assert len(aborted) == len(retried.errors) > 3
+    for result, tokens in zip(results, texts_of_whole_drafts(), strict=True):
+        assert result.token_ids == ([] if result in aborted else tokens)
+    assert all("1 sampled requests were aborted" in e.__notes__[0] for e in retried.errors)
+
+
+@pytest.mark.parametrize("make", FAILING)
+def test_drawing_it_again_would_be_caught(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: 0.7 becomes 1."""
+    monkeypatch.setattr(Engine, "_abort_asked", lambda *_: None)
+    results = Retried(make()).texts()
+    assert all(result.token_ids[0] == 1 for result in results)
+
+
+class FailsOnce(Adversary):
+    """And drafts nothing for the request with the number 2."""
+
+    num_calls = 0
+
+    def choose(self, state: RoundState) -> Ints:
+        return np.where(state.request_ids == 2, 0, state.max_depths)
+
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
+        self.num_calls += 1
+        if self.num_calls == 2:
+            raise ZeroDivisionError
+        return np.ones(len(signals.rows), np.bool_)
+
+
+def test_requests_whose_drafts_were_not_shown_or_are_not_drawn_go_on() -> None:
+    retried = Retried(FailsOnce())
+    for temperature in (0.0, 1.0, 1.0):
+        retried.engine.add_request([0], SamplingParams(temperature=temperature, max_new_tokens=3))
+    retried.run()
+    reasons = {r.request_id: r.finish_reason for r in retried.engine.take_finished()}
+    assert reasons == {"0": "length", "1": "abort", "2": "length"}
+
+
+def test_where_draws_do_not_change_a_failed_round_is_run_again() -> None:
+    plain = Retried(Adversary(), "coupled").texts(8)
+    retried = Retried(FailsOnce(), "coupled")
+    assert [r.token_ids for r in retried.texts(8)] == [r.token_ids for r in plain]
+    assert len(retried.errors) == 1
+    assert not hasattr(retried.errors[0], "__notes__")
+
+
 # ----------------------------------------------------------------- refusal
+
+
+def test_a_hook_that_appears_later_is_not_used() -> None:
+    texts = sampled(TrimsLate(), APPENDIX_TARGET, APPENDIX_DRAFT, [0])
+    assert (texts == sampled(Adversary(), APPENDIX_TARGET, APPENDIX_DRAFT, [0])).all()
 
 
 def test_the_engine_refuses_an_unlawful_rule_that_does_not_lie() -> None:

@@ -22,8 +22,6 @@ class GreedyOnly(Undeclared):
 
 
 class Trims(Undeclared):
-    lawful_under = ("greedy", "coupled", "prompt-lookup", "rejection")
-
     def trim(self, state: Any, signals: Any) -> Any:
         return signals.num_proposed
 
@@ -118,11 +116,16 @@ def test_a_narrow_declaration_is_kept(rule: Any, has_draft_model: bool, needed: 
         check_lawful(GreedyOnly(), rule, has_draft_model)
 
 
-def test_trimming_is_never_lawful_under_rejection_of_a_draft_model() -> None:
-    with pytest.raises(ValueError, match="trim cuts drafts after they are drawn"):
+class TrimsLawfully(Trims):
+    lawful_under = ("greedy", "coupled", "prompt-lookup", "rejection")
+
+
+def test_trimming_goes_by_what_is_declared_too() -> None:
+    with pytest.raises(ValueError, match="Trims does not declare"):
         check_lawful(Trims(), "rejection", has_draft_model=True)
     check_lawful(Trims(), "coupled", has_draft_model=True)
     check_lawful(Trims(), "rejection", has_draft_model=False)
+    check_lawful(TrimsLawfully(), "rejection", has_draft_model=True)
 
 
 @pytest.mark.parametrize(

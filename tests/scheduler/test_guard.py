@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from specdepth.scheduler.baselines import FixedDepth, HeuristicDepth, Off
+from specdepth.scheduler.baselines.adaptive_verification import AdaptiveVerificationDepth
 from specdepth.scheduler.baselines.confidence_trim import TRIM_RULES
-from specdepth.scheduler.baselines.dspark import DSparkDepth
 from specdepth.scheduler.baselines.svip import SVIP
 from specdepth.scheduler.depth import (
     DraftSignals,
@@ -267,7 +267,7 @@ def test_it_is_lawful_where_all_arms_are():
         *("greedy", "coupled", "prompt-lookup", "rejection")
     }
     assert lawful_rules(GuardedScheduler(FixedDepth(2), Stateful(1))) == {"greedy", "coupled"}
-    trims = GuardedScheduler(FixedDepth(2), DSparkDepth())
+    trims = GuardedScheduler(FixedDepth(2), AdaptiveVerificationDepth(stale_budget=False))
     assert lawful_rules(trims) == TRIM_RULES
     with pytest.raises(ValueError, match="GuardedScheduler"):
         check_lawful(trims, "rejection", has_draft_model=True)

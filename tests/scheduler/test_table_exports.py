@@ -81,6 +81,27 @@ def test_vllm_config_for_a_draft_model_names_it() -> None:
     assert (config["method"], config["model"]) == ("draft_model", "org/draft")
 
 
+def test_a_draft_model_that_reads_the_target_is_eagle_3() -> None:
+    config = vllm_speculative_config(
+        TABLE, max_batch_size=64, drafter="draft-model", draft_model="org/eagle", reads_target=True
+    )
+    assert config == {
+        "method": "eagle3",
+        "model": "org/eagle",
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 11, 2], [12, 64, 0]],
+    }
+    flags = sglang_flags(3, drafter="draft-model", draft_model="org/eagle", reads_target=True)
+    pairs = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert pairs == {
+        "--speculative-algorithm": "EAGLE3",
+        "--speculative-draft-model-path": "org/eagle",
+        "--speculative-num-steps": "3",
+        "--speculative-eagle-topk": "1",
+        "--speculative-num-draft-tokens": "4",
+    }
+
+
 def test_a_table_that_never_drafts_has_no_vllm_config() -> None:
     off = TableDepth.parse("1-=0")
     assert vllm_speculative_config(off, max_batch_size=8, drafter="prompt-lookup") is None

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from specdepth.scheduler.baselines.dspark import DSparkDepth
 from specdepth.scheduler.baselines.greedy import GreedyDepth
@@ -89,9 +88,5 @@ def test_it_learns_what_confidence_is_worth(make_state: Any, make_outcome: Any) 
     assert scheduler.confidence is None
 
 
-def test_it_is_refused_under_rejection_with_a_draft_model() -> None:
-    scheduler = DSparkDepth()
-    check_lawful(scheduler, "coupled", has_draft_model=True)
-    check_lawful(scheduler, "rejection", has_draft_model=False)
-    with pytest.raises(ValueError, match=r"DSparkDepth\.trim"):
-        check_lawful(scheduler, "rejection", has_draft_model=True)
+def test_it_is_lawful_under_rejection_with_a_draft_model() -> None:
+    check_lawful(DSparkDepth(), "rejection", has_draft_model=True)

@@ -13,6 +13,10 @@ from specdepth.scheduler.baselines import (
     TableDepth,
     make_scheduler,
 )
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
+from specdepth.scheduler.baselines.goodput import GoodputDepth
+from specdepth.scheduler.baselines.position_goodput import PositionGoodputDepth
+from specdepth.scheduler.guard import GuardedScheduler
 from specdepth.scheduler.learned import LearnedScheduler, save_policy
 
 
@@ -87,3 +91,53 @@ def test_a_fixed_depth_beyond_the_limit_is_refused_early() -> None:
     with pytest.raises(ValueError, match="max_num_speculative_tokens, which is 4"):
         make_scheduler("fixed:8", max_num_speculative_tokens=4)
     make_scheduler("fixed:4", max_num_speculative_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "fallback"),
+    [
+        ("guarded:heuristic", HeuristicDepth, None),
+        ("guarded:fixed:4", FixedDepth, None),
+        ("guarded:fixed:4:off", FixedDepth, Off),
+        ("guarded:goodput:positions", PositionGoodputDepth, None),
+        ("guarded:goodput:goodput:positions", GoodputDepth, PositionGoodputDepth),
+        ("guarded:shrunk:match:0.25:1.1:table:1-4=4,5-=0", CappedGreedyDepth, TableDepth),
+        ("guarded:greedy:match:goodput", CappedGreedyDepth, GoodputDepth),
+    ],
+)
+def test_a_guard_stands_around_a_name_and_its_fallback(name, inner, fallback) -> None:
+    guard = make_scheduler(name)
+    assert isinstance(guard, GuardedScheduler)
+    assert type(guard.inner) is inner
+    assert type(guard.fallback) is (type(None) if fallback is None else fallback)
+
+
+def test_a_guarded_policy_and_its_fallback_are_checked_against_the_decoder(
+    tmp_path: Path, make_weights: Any, make_card: Any
+) -> None:
+    save_policy(tmp_path, make_weights(), make_card())
+    guard = make_scheduler(f"guarded:policy:{tmp_path}:fixed:3", max_num_speculative_tokens=8)
+    assert isinstance(guard, GuardedScheduler)
+    assert isinstance(guard.inner, LearnedScheduler)
+    assert isinstance(make_scheduler(f"guarded:{tmp_path}"), GuardedScheduler)
+    for fallback in ("", ":fixed:3"):
+        with pytest.raises(ValueError, match="was trained for"):
+            make_scheduler(f"guarded:policy:{tmp_path}{fallback}", model_pair="other")
+    with pytest.raises(ValueError, match="fixed:9 is deeper"):
+        make_scheduler(f"guarded:policy:{tmp_path}:fixed:9", max_num_speculative_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("guarded", "unknown scheduler"),
+        ("guarded:", "unknown scheduler"),
+        ("guarded:fast", 'unknown scheduler "fast"'),
+        ("guarded:off:fixed", "expected a whole number after the colon"),
+        ("guarded:guarded:off", "not another guard"),
+        ("guarded:off:guarded:off", "not another guard"),
+    ],
+)
+def test_a_guard_around_nothing_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_scheduler(name)
