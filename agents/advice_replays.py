@@ -51,6 +51,9 @@ class AdviceReplays:
     config: EngineConfig
     profile: EngineProfile
     seed: int
+    tokens_per_request: float
+    """On average, for how many of them a run needs. The same for traces that are compared, since those
+    of the same requests differ a little where rounding decided near ties otherwise."""
     _by_load: dict[int, TrainingReplay] = field(default_factory=dict)
 
     def at(self, load: int) -> TrainingReplay:
@@ -92,5 +95,5 @@ class AdviceReplays:
 
     def _num_requests(self, load: int) -> int:
         # At least as many as are served anyway: other requests cost no more than the same ones again.
-        enough = math.ceil(MIN_TOKENS / float(self.trace.num_tokens.mean()))
+        enough = math.ceil(MIN_TOKENS / self.tokens_per_request)
         return max(REQUESTS_PER_LOAD * load, enough)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .advise import Advice, LoadAdvice, Verdict
+from .advice import Advice, LoadAdvice, Verdict
 from .intervals import Interval
 from .tables import Grid
 from .tuning import table_name
@@ -39,6 +39,11 @@ def caveats(advice: Advice) -> list[str]:
         found.append(f"The pass times of {cost.name} are modelled, not measured.")
     if advice.extrapolation is not None:
         found.append(advice.extrapolation + _extrapolated_loads(advice.loads))
+    if info.drafter == "draft-model" and cost.drafter_is_free:
+        found.append(
+            f"The pass times of {cost.name} hold no draft passes, so drafting is free here; a draft "
+            "model's is not (specdepth profile --draft)."
+        )
     if info.source == "outputs":
         found.append(
             "The texts are from a log: of greedy decoding they are what an engine would do again; "
@@ -91,9 +96,9 @@ def judged_grid(advice: Advice) -> Grid:
             str(one.load),
             f"{one.depth}{'*' if one.extrapolated else ''}",
             one.pays,
-            _cell(one.table),
+            ratio_cell(one.table),
             f"{one.rule.value:.2f}",
-            _cell(one.rule_gain),
+            ratio_cell(one.rule_gain),
             f"{one.oracle:.2f}",
         ]
         if with_others:
@@ -142,17 +147,18 @@ def _load_mapping(one: LoadAdvice) -> dict[str, Any]:
         "depth": one.depth,
         "pays": one.pays,
         "sweep_over_off": {str(depth): ratio for depth, ratio in one.sweep.items()},
-        "table_over_off": _values(one.table),
-        "rule_over_off": _values(one.rule),
-        "rule_over_table": _values(one.rule_gain),
+        "table_over_off": ratio_values(one.table),
+        "rule_over_off": ratio_values(one.rule),
+        "rule_over_table": ratio_values(one.rule_gain),
         "oracle_over_off": one.oracle,
-        "table_over_off_without_looping": _values(one.table_without_looping),
-        "rule_over_off_without_looping": _values(one.rule_without_looping),
+        "table_over_off_without_looping": ratio_values(one.table_without_looping),
+        "rule_over_off_without_looping": ratio_values(one.rule_without_looping),
         "extrapolated": one.extrapolated,
     }
 
 
-def _values(ratio: Interval | None) -> dict[str, float | None] | None:
+def ratio_values(ratio: Interval | None) -> dict[str, float | None] | None:
+    """A ratio with its interval, as JSON values."""
     if ratio is None:
         return None
     low, high = ratio.bounds
@@ -229,7 +235,8 @@ def _extrapolated_loads(loads: Sequence[LoadAdvice]) -> str:
     return f" That includes the table's depth at load {', '.join(found)} (*)."
 
 
-def _cell(ratio: Interval) -> str:
+def ratio_cell(ratio: Interval) -> str:
+    """A ratio with its interval, for a table."""
     low, high = ratio.bounds
     bounds = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
     return f"{ratio.value:.2f}{bounds}"

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tyro.conf import UseAppendAction
 
 from .console import Console
 from .options import CommonOptions, IntList
 
 if TYPE_CHECKING:
-    from specdepth.decoder.trace import Trace
-    from specdepth.scheduler.cost import CostModel
-
-    from .advise import Advice
+    from .advice_drafters import DrafterComparison
 
 DEFAULT = "default"
-VLLM_FILE, SGLANG_FILE, RULE_FILE = "vllm.json", "sglang.json", "rule.json"
-TRACE_FILE = "trace.npz"
+RULE_FILE = "rule.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +25,15 @@ class Options(CommonOptions):
 
     Replays a trace, or the log of a server, at rising loads with the pass times of a machine: the knee,
     the loads at which drafting pays, the batch size above which to switch it off, the best table as
-    settings for vLLM and SGLang, and what a policy with a depth for each sequence would add. Needs no
-    GPU; with a trace, or a log of token ids, no model either. Writes advice.json, vllm.json,
-    sglang.json, and with a survival model rule.json, which `--policies rule:FILE` takes.
+    settings for vLLM and SGLang, and what a policy with a depth for each sequence would add; with
+    several drafters for one target, which of them pays most at which load. Needs no GPU; with a trace,
+    or a log of token ids, no model either. Writes advice.json, vllm.json, sglang.json, and with a
+    survival model rule.json, which `--policies rule:FILE` takes.
 
     specdepth advise
     specdepth advise --from-outputs log.jsonl --tokenizer org/model --cost-from times.csv
     specdepth advise --trace runs/trace.npz --cost h100-llama-8b-modelled --engine vllm-like
+    specdepth advise --trace lookup.npz --cost lookup.json --compare draft.npz=draft.json
     """
 
     trace: str = DEFAULT
@@ -56,6 +55,10 @@ class Options(CommonOptions):
     cost_from: Path | None = None
     """Instead: step times of the engine that serves, CSV with sequences, tokens or depth, context and
     ms."""
+    compare: UseAppendAction[tuple[str, ...]] = ()
+    """TRACE=COST: the same requests recorded with another drafter, and its pass times, as files or
+    shipped names; again, or with commas, for more. With the default trace and cost, the shipped draft
+    model; "none" compares nothing."""
     loads: IntList = ()
     """Concurrent requests, with commas; by default 1,2,4,... until drafting pays no more."""
     depths: IntList = (1, 2, 3, 4, 6, 8)
@@ -66,51 +69,46 @@ class Options(CommonOptions):
     """Engine to replay: "specdepth", or "vllm-like": a round of lag, padded drafts."""
     survival: str | None = None
     """Survival estimator of the per-sequence policy: a shipped model, the folder of a fitted one, match,
-    positions, ema or confidence. By default a shipped model of the same pair, else counts of the
-    trace."""
+    positions, ema or confidence. By default, and with compared drafters, a shipped model of the same
+    pair, else counts of the trace."""
 
 
 def run(options: Options, console: Console) -> None:
     """Advise and write.
 
     Raises:
-        ValueError: bad options, an empty log, or a trace and cost model that do not fit.
+        ValueError: bad options, an empty log, a trace and cost model that do not fit, or traces to
+            compare that are not of the same requests.
     """
     from specdepth.decoder.engine_profile import EngineProfile
     from specdepth.scheduler.baselines.greedy_file import save_greedy
-    from specdepth.scheduler.baselines.survival_names import make_survival, shipped_survival_for
 
-    from .advice_text import as_mapping, caveats, judged_grid, sentences, sweep_grid
-    from .advise import advise
+    from .advice_drafters import compare_drafters
+    from .advice_drafters_text import drafters_mapping
+    from .advice_settings import SGLANG_FILE, VLLM_FILE, engine_settings
+    from .advice_text import as_mapping
+    from .advise_inputs import load_drafters
     from .results import command_line, write_atomically
     from .session import config_of, make_folder, new_folder
 
     folder = new_folder(options, "advise")
-    cost = _cost(options)
     profile = EngineProfile.named(options.engine)
-    trace = _trace(options, folder, console)
-    info = trace.info
-    top = options.max_num_speculative_tokens or info.max_num_speculative_tokens
-    survival_name = options.survival or shipped_survival_for(info.model_pair, info.drafter, top)
-    survival = None
-    if survival_name is not None:
-        survival = make_survival(
-            survival_name, drafter=info.drafter, max_num_speculative_tokens=top
-        )
+    drafters = load_drafters(options, folder, console)
     with console.progress("Replaying") as update:
-        found = advise(
-            trace,
-            cost,
+        compared = compare_drafters(
+            {name: one.drafting for name, one in drafters.items()},
             options.loads or None,
             depths=options.depths,
             max_num_speculative_tokens=options.max_num_speculative_tokens,
-            survival=survival,
             profile=profile,
             seed=options.seed,
             progress=update,
         )
+    found, chosen = compared.advice[compared.best], drafters[compared.best]
     settings = engine_settings(found)
+    traces = {name: one.trace for name, one in drafters.items()}
     result = as_mapping(found) | {
+        "drafters": drafters_mapping(compared, traces) if len(drafters) > 1 else None,
         "settings": settings,
         "config": config_of(options),
         "command": command_line(),
@@ -123,141 +121,38 @@ def run(options: Options, console: Console) -> None:
     for name, values in files.items():
         write_atomically(folder / name, json.dumps(values, indent=1, default=str) + "\n")
     written = list(files)
-    if survival_name is not None:
+    if chosen.survival is not None:
         save_greedy(
             folder / RULE_FILE,
-            survival_name,
+            chosen.survival,
             found.rule,
             command=command_line(),
-            cost_model=cost.name,
-            trace=options.trace if options.from_outputs is None else TRACE_FILE,
+            cost_model=found.cost.name,
+            trace=chosen.trace,
         )
         written.append(RULE_FILE)
-    console.table(sweep_grid(found))
-    console.table(judged_grid(found))
-    for line in sentences(found):
-        console.show(line)
-    console.show("")
-    for line in settings_text(settings):
-        console.show(line)
-    console.show("")
-    for line in caveats(found):
-        console.show(line)
+    _show(compared, settings, console)
     console.say(f"Wrote {', '.join(written)} in {folder}.")
     console.finish(json.loads(json.dumps(result, default=str)))
 
 
-def engine_settings(advice: Advice) -> dict[str, dict[str, Any]]:
-    """The best table as settings of vLLM and SGLang, with what each makes of them, as JSON values."""
-    from specdepth.scheduler import table_exports as exports
+def _show(
+    compared: DrafterComparison, settings: dict[str, dict[str, Any]], console: Console
+) -> None:
+    from . import advice_drafters_text as drafters_text
+    from .advice_settings import settings_text
+    from .advice_text import caveats, judged_grid, sentences, sweep_grid
 
-    info, size = advice.info, advice.max_load
-    draft_model = info.model_pair.rpartition("+")[2]
-    return {
-        "vllm": {
-            "speculative_config": exports.vllm_speculative_config(
-                advice.table,
-                max_batch_size=size,
-                drafter=info.drafter,
-                draft_model=draft_model,
-                lookup=info.lookup,
-            ),
-            "limits": exports.VLLM_TABLE_LIMITS,
-        },
-        "sglang": {
-            "flags": list(
-                exports.sglang_flags(
-                    advice.best_single, drafter=info.drafter, draft_model=draft_model
-                )
-            ),
-            "adaptive_config": exports.sglang_adaptive_config(advice.table, size),
-            "limits": exports.SGLANG_TABLE_LIMITS,
-        },
-    }
-
-
-def settings_text(settings: dict[str, dict[str, Any]]) -> list[str]:
-    """Lines to paste."""
-    vllm, sglang = settings["vllm"], settings["sglang"]
-    config, flags = vllm["speculative_config"], sglang["flags"]
-    lines = ["vLLM:"]
-    if config is None:
-        lines.append("  no --speculative-config")
-    else:
-        lines.append(f"  --speculative-config {shlex.quote(json.dumps(config))}")
-        lines.append(f"  {vllm['limits']}")
-    lines.append("SGLang, one depth:")
-    lines.append(f"  {shlex.join(flags)}" if flags else "  no --speculative-algorithm")
-    lines.append("SGLang, the table:")
-    lines.append(
-        f"  --speculative-adaptive --speculative-adaptive-config {SGLANG_FILE}, which holds "
-        f"{json.dumps(sglang['adaptive_config'])}"
-    )
-    lines.append(f"  {sglang['limits']}")
-    return lines
-
-
-def _cost(options: Options) -> CostModel:
-    from specdepth.decoder.trace_files import shipped_traces
-    from specdepth.scheduler.cost import CostModel
-    from specdepth.scheduler.cost_files import load_cost
-
-    from .evaluate_in_replay import DEFAULT_COST
-
-    if options.cost_from is not None:
-        if options.cost is not None:
-            raise ValueError("--cost and --cost-from exclude each other; name one of them.")
-        return CostModel.from_step_times(options.cost_from)
-    if options.cost is not None:
-        return load_cost(options.cost)
-    shipped = options.from_outputs is None and options.trace in (DEFAULT, *shipped_traces())
-    if not shipped:
-        raise ValueError(
-            "advice needs the pass times of the machine that serves these requests: --cost-from "
-            "times.csv, or --cost with a file or a shipped name."
-        )
-    return load_cost(DEFAULT_COST)
-
-
-def _trace(options: Options, folder: Path, console: Console) -> Trace:
-    from specdepth.decoder.trace_files import load_trace
-
-    if options.from_outputs is None:
-        return load_trace(options.trace)
-    if options.trace != DEFAULT:
-        raise ValueError("--trace and --from-outputs exclude each other; name one of them.")
-    return _logged(options, options.from_outputs, folder, console)
-
-
-def _logged(options: Options, log: Path, folder: Path, console: Console) -> Trace:
-    """Record the log, as `specdepth record` does, into the folder."""
-    from specdepth.decoder.output_log import LogColumns
-    from specdepth.decoder.trace_files import load_trace
-
-    from . import record_command
-    from .recording import log_size
-
-    columns = LogColumns(prompt=options.prompt_column, output=options.output_column)
-    _, _, has_text = log_size(log, columns)
-    if has_text and options.tokenizer is None:
-        raise ValueError(
-            f"output log {log} holds text; name the tokenizer of the model that answered with "
-            "--tokenizer, or log token ids."
-        )
-    path = folder / TRACE_FILE
-    record_options = record_command.Options(
-        from_outputs=log,
-        prompt_column=options.prompt_column,
-        output_column=options.output_column,
-        tokenizer=options.tokenizer,
-        temperature=options.temperature,
-        max_num_speculative_tokens=options.max_num_speculative_tokens
-        or max(options.depths, default=1),
-        seed=options.seed,
-        threads=options.threads,
-        out=path,
-    )
-    # What it prints is not this command's result.
-    aside = Console(quiet=options.quiet, stdout=console.stderr, stderr=console.stderr)
-    record_command.run(record_options, aside)
-    return load_trace(path)
+    found, notes = compared.advice[compared.best], []
+    if len(compared.advice) > 1:
+        console.table(drafters_text.drafter_grid(compared))
+        for line in drafters_text.drafter_sentences(compared):
+            console.show(line)
+        console.show("")
+        notes = drafters_text.drafter_caveats(compared)
+    console.table(sweep_grid(found))
+    console.table(judged_grid(found))
+    for lines in (sentences(found), settings_text(settings), [*notes, *caveats(found)]):
+        console.show("")
+        for line in lines:
+            console.show(line)

@@ -3,7 +3,9 @@
 Sources:
     vLLM: `num_speculative_tokens_per_batch_size` of `--speculative-config`, as in
         docs/features/speculative_decoding/dynamic_speculative_decoding.md and
-        `vllm/v1/spec_decode/dynamic/utils.py`.
+        `vllm/v1/spec_decode/dynamic/utils.py`; what a draft model does under it:
+        `vllm/v1/spec_decode/llm_base_proposer.py` and
+        `vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py`.
     SGLang: the file of `--speculative-adaptive-config`, as in
         `python/sglang/srt/speculative/adaptive_spec_params.py` and `adaptive_step_router.py` (pull
         request #24055). Read in November 2026.
@@ -24,6 +26,11 @@ VLLM_TABLE_LIMITS = (
     "it; ranges with depth 0 were slow in some versions (issue #49548), so time them once."
 )
 """A sentence on what vLLM makes of `vllm_speculative_config`."""
+VLLM_DRAFT_MODEL_LIMITS = (
+    "With a draft model, depth 0 still costs a draft pass in vLLM's first model runner; in its second, "
+    "the method draft_model drafts to the deepest depth whatever the table says, eagle3 does not."
+)
+"""What holds besides for a draft model: the passes that a lower depth does not save."""
 SGLANG_TABLE_LIMITS = (
     "SGLang follows the bands of such a file only with --speculative-algorithm EAGLE or EAGLE3, "
     "--speculative-eagle-topk 1 and without attention data parallelism; with NGRAM and STANDALONE it "
@@ -59,15 +66,17 @@ def vllm_speculative_config(
     drafter: DrafterKind,
     draft_model: str | None = None,
     lookup: Mapping[str, Any] | None = None,
+    reads_target: bool = False,
 ) -> dict[str, Any] | None:
     """Return the JSON object of vLLM's `--speculative-config`.
 
     Args:
         table: depths by running sequences.
         max_batch_size: see `vllm_ranges`.
-        drafter: "prompt-lookup" is vLLM's method "ngram", "draft-model" its "draft_model".
+        drafter: "prompt-lookup" is vLLM's method "ngram", "draft-model" its "draft_model" or "eagle3".
         draft_model: name or path of the draft model.
         lookup: settings of prompt lookup, `max_ngram` and `min_ngram`; 4 and 1 by default.
+        reads_target: whether the draft model reads the target's states, as EAGLE-3 does.
 
     Returns:
         None where the table drafts nowhere: vLLM has no such setting, it is started without one.
@@ -89,7 +98,8 @@ def vllm_speculative_config(
             "prompt_lookup_min": int(lookup.get("min_ngram", 1)),
         }
     else:
-        config = {"method": "draft_model", "model": _named(drafter, draft_model)}
+        method = "eagle3" if reads_target else "draft_model"
+        config = {"method": method, "model": _named(drafter, draft_model)}
     return config | {"num_speculative_tokens": deepest, VLLM_KEY: ranges}
 
 
@@ -116,17 +126,22 @@ def sglang_adaptive_config(table: TableDepth, max_batch_size: int) -> dict[str, 
 
 
 def sglang_flags(
-    depth: int, *, drafter: DrafterKind, draft_model: str | None = None
+    depth: int,
+    *,
+    drafter: DrafterKind,
+    draft_model: str | None = None,
+    reads_target: bool = False,
 ) -> tuple[str, ...]:
-    """Return SGLang's options for one depth at all batch sizes, which is what it can do for `drafter`.
+    """Return SGLang's options for one depth at all batch sizes, which all its drafters can do.
 
     SGLang counts the token before the draft among its draft tokens. Its n-gram drafter looks up all
     earlier outputs, not the request's own text alone, and proposes a tree unless the breadth is 1.
 
     Args:
         depth: drafted tokens a sequence; 0 gives no options.
-        drafter: "prompt-lookup" is SGLang's NGRAM, "draft-model" its STANDALONE.
+        drafter: "prompt-lookup" is SGLang's NGRAM, "draft-model" its STANDALONE or EAGLE3.
         draft_model: name or path of the draft model.
+        reads_target: see `vllm_speculative_config`.
 
     Raises:
         ValueError: a negative depth, no drafter, or a draft model that is not named.
@@ -141,7 +156,7 @@ def sglang_flags(
         return ("--speculative-algorithm", "NGRAM", *verified, *breadth)
     return (
         "--speculative-algorithm",
-        "STANDALONE",
+        "EAGLE3" if reads_target else "STANDALONE",
         "--speculative-draft-model-path",
         _named(drafter, draft_model),
         "--speculative-num-steps",

@@ -25,12 +25,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from prompts import Task, tasks
 
 from specdepth import SamplingParams, SpeculativeDecoder
-from specdepth.decoder.prompts import Prompt, render
+from specdepth.decoder.prompts import Prompt, load_prompts, render
 from specdepth.scheduler.baselines.registry import make_scheduler
 from specdepth.scheduler.cost_files import load_cost
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+SHIPPED = 9000
+"""Number of the first shard of answers to shipped prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Config:
     shard_size: int = 192
     shards: tuple[int, int] = (0, 1)
     """This process takes shards i with i % second == first."""
+    shipped_answers: int = 4
+    """Answers to each shipped prompt of the training split, the first greedy; no held-out one is used."""
     max_new_tokens: int = 144
     max_prompt_tokens: int = 400
     seed: int = 0
@@ -62,7 +68,8 @@ def main(config: Config) -> None:
         config.model, max_num_seqs=64, max_model_len=1024, cost=load_cost(config.cost)
     )
     num_shards = -(-config.num_texts // config.shard_size)
-    for index in range(config.shards[0], num_shards, config.shards[1]):
+    shards = [*range(num_shards), *range(SHIPPED, SHIPPED + config.shipped_answers)]
+    for index in shards[config.shards[0] :: config.shards[1]]:
         path = config.out / f"texts-{index:04}.npz"
         if path.exists():
             continue
@@ -79,12 +86,16 @@ def write_shard(
 ) -> list[tuple[list[int], int]]:
     """Token ids and prompt length of each text of a shard."""
     seed = config.seed * 1_000_003 + index
-    wanted = list(islice(tasks(seed), config.shard_size))
+    if index >= SHIPPED:
+        wanted = [Task(p.kind, p.text, p.chat) for p in load_prompts("train")]
+        temperature = 0.7 if index > SHIPPED else 0.0
+    else:
+        wanted = list(islice(tasks(seed), config.shard_size))
+        temperature = 0.7 if index % 3 == 2 else 0.0
     prompts = [as_tokens(decoder, task) for task in wanted]
     questions = write_questions(decoder, sum(prompt is None for prompt in prompts), seed)
     filled = [next(questions) if prompt is None else prompt for prompt in prompts]
     fitting = [prompt for prompt in filled if 4 <= len(prompt) <= config.max_prompt_tokens]
-    temperature = 0.7 if index % 3 == 2 else 0.0
     sampling = [
         SamplingParams(
             temperature=temperature, seed=seed * 1000 + place, max_new_tokens=config.max_new_tokens

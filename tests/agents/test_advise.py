@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdepth.agents.advice import Advice, LoadAdvice
 from specdepth.agents.advice_text import as_mapping, caveats, judged_grid, sentences, sweep_grid
-from specdepth.agents.advise import Advice, LoadAdvice, advise
+from specdepth.agents.advise import advise
 from specdepth.agents.intervals import Interval
+from specdepth.agents.load_runs import LoadRuns
 from specdepth.decoder.engine_profile import EngineProfile
 from specdepth.decoder.trace import Trace, TraceInfo
 from specdepth.scheduler.baselines.table import OPEN_END
@@ -198,6 +200,8 @@ def test_a_draft_model_is_judged_by_its_confidence() -> None:
     assert found.loads[0].depth == 3
     text = " ".join(caveats(found))
     assert "temperature 1" in text
+    assert "no draft passes" not in text
+    assert "hold no draft passes" in " ".join(caveats(advise(trace, FLAT, [1])))
     assert "accepts a little more of a draft model" in text
 
 
@@ -219,6 +223,7 @@ def made_load(table: Interval, depth: int = 2) -> LoadAdvice:
         table_without_looping=None,
         rule_without_looping=None,
         extrapolated=False,
+        runs=LoadRuns(()),
     )
 
 
@@ -229,6 +234,7 @@ def made_load(table: Interval, depth: int = 2) -> LoadAdvice:
         (Interval(1.1, 0.95, 1.2), 2, "unclear"),
         (Interval(0.9, 0.8, 0.95), 2, "no"),
         (Interval(1.1, 1.05, 1.2), 0, "no"),
+        (Interval(1.0, 1.0, 1.0), 2, "no"),
         (Interval(1.1, float("nan"), float("nan")), 2, "unclear"),
     ],
 )

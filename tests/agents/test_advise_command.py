@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdepth.agents.advise import advise
-from specdepth.agents.advise_command import Options, engine_settings, run, settings_text
+from specdepth.agents.advice_settings import settings_text
+from specdepth.agents.advise_command import Options, run
 from specdepth.agents.console import Console
 from specdepth.decoder.trace import Trace
 from specdepth.decoder.trace_files import load_trace
@@ -166,14 +166,6 @@ def test_nothing_heavy_is_imported(log: Path, times: Path, tmp_path: Path) -> No
         [sys.executable, "-c", code, *arguments], capture_output=True, timeout=120
     )
     assert done.returncode == 0, done.stderr.decode()
-
-
-def test_settings_of_a_draft_model_name_it() -> None:
-    found = advise(make_trace(24, 8), CostModel.linear(knee=100), [1])
-    info = replace(found.info, drafter="draft-model", model_pair="big+org/small")
-    settings = engine_settings(replace(found, info=info))
-    assert settings["vllm"]["speculative_config"]["model"] == "org/small"
-    assert "org/small" in settings["sglang"]["flags"]
 
 
 def refusal(options: Options) -> str:
