@@ -20,6 +20,7 @@ from .comparison import OFF
 from .default_rules import default_rules
 from .replay_engines import content_sha256
 from .replay_workloads import check_loads
+from .track_ablation import ABLATE
 from .train_config import DecoderConfig, ReplayConfig, TrainConfig
 
 RUNS_FOLDER = "runs"
@@ -118,7 +119,7 @@ def plan_ablation(
                 configs[variant.name],
                 seed=one,
                 out=place / TRAIN_FOLDER,
-                wandb=replace(configs[variant.name].wandb, group=variant.name),
+                wandb=replace(configs[variant.name].wandb, group=variant.name, job_type=ABLATE),
             )
             runs.append(
                 TrainingRun(

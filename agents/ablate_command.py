@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,13 @@ def run(options: Options, console: Console) -> None:
         ) from None
     written = write_ablation(found, folder, command_line(), options.seed)
     _conclude(console, written, folder)
+    if options.track:
+        from .track_ablation import track_ablation
+
+        to = plan.runs[0].config.wandb
+        sync = track_ablation(written, folder, plan.grid.name, asdict(options), to)
+        if sync is not None:
+            console.show(f"To send the offline W&B run: {sync}")
     if found.failures:
         title, sentence = next(iter(found.failures.items()))
         raise ValueError(

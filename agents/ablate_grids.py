@@ -10,6 +10,12 @@ SHORT = {"timesteps": 16_384, "replay.num_engines": 1, "workload.max_new_tokens"
 """What one live decoder gets through in three minutes on one core: the live run and a replayed one that is
 equal in steps, updates and lengths of texts."""
 
+OFFSET = {
+    "action": "offset",
+    "warm_start.scheduler": "rule:smollm2-prompt-lookup-cpu-bf16",
+}
+"""A policy of offsets starts as a rule, and so needs one."""
+
 FULL = Grid(
     name="full",
     base={
@@ -26,6 +32,27 @@ FULL = Grid(
             overrides={"warm_start.scheduler": "none"},
         ),
         Variant(name="one-rate", dimension="reward", overrides={"reward.by_load": False}),
+        Variant(name="offset", dimension="action", overrides=OFFSET),
+        Variant(
+            name="offset-relative",
+            dimension="reward",
+            overrides={**OFFSET, "reward.form": "relative"},
+        ),
+        *(
+            Variant(
+                name=f"no-{'-'.join(groups)}",
+                dimension="features",
+                overrides={"ppo.masked_features": list(groups)},
+            )
+            for groups in (
+                ("batch-size",),
+                ("prices",),
+                ("batch-size", "prices"),
+                ("acceptance",),
+                ("memory-pressure",),
+                ("proposal",),
+            )
+        ),
         Variant(name="replay-short", dimension="source", overrides=SHORT),
         Variant(name="live-short", dimension="source", overrides={**SHORT, "env": "live"}),
     ),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from stable_baselines3 import PPO
@@ -18,8 +20,12 @@ from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.envs.recording_pool import RecordingPool
 from specdepth.envs.reward import ReferenceRate
 from specdepth.envs.workload_config import PromptLike, PromptPool
+from specdepth.scheduler.baselines.registry import make_scheduler
 from specdepth.scheduler.cost_files import load_cost
+from specdepth.scheduler.depth import DepthScheduler
+from specdepth.scheduler.policy_file import PolicyWeights
 
+from .offset_policy import GivenLogits, OffsetPolicy, RawFeatures, start_at, starting_weights
 from .rollout import SlotRolloutBuffer
 from .slot_policy import SlotFeatures, SlotPolicy
 from .slot_vec_env import SlotVecEnv, WorkloadSource
@@ -72,18 +78,67 @@ def make_replay_env(config: TrainConfig, decoders: Sequence[ReplayDecoder]) -> S
 def _slots(config: TrainConfig, engines: Sequence[Engine], draw: WorkloadSource) -> SlotVecEnv:
     first = engines[0]
     rates = ReferenceRate(first.cost, first.config.max_num_seqs, by_load=config.by_load)
-    return SlotVecEnv(engines, draw, rates, timing=config.reward.timing, seed=config.seed)
+    start = starting_point(config)
+    return SlotVecEnv(
+        engines,
+        draw,
+        rates,
+        timing=config.reward.timing,
+        seed=config.seed,
+        offsets=None if start is None else GivenLogits(start.shrinkage),
+        reference=_scheduler(config) if config.reward.form == "relative" else None,
+        token_worth=config.reward.token_worth,
+    )
 
 
-def make_model(config: PPOConfig, env: SlotVecEnv, seed: int) -> PPO:
-    """PPO with a policy shared by all slots; `PPO.train` is stable-baselines3's own."""
+def starting_point(config: TrainConfig) -> PolicyWeights | None:
+    """What a policy of offsets starts as; None for one of depths.
+
+    Raises:
+        ValueError: `warm_start.scheduler` is nothing to start at, or made for another K.
+    """
+    if config.action == "depth":
+        return None
+    return starting_weights(_scheduler(config), config.ppo.hidden[0])
+
+
+def _scheduler(config: TrainConfig) -> DepthScheduler:
+    return make_scheduler(
+        config.warm_start.scheduler,
+        max_num_speculative_tokens=config.decoder.max_num_speculative_tokens,
+    )
+
+
+def make_model(
+    config: PPOConfig, env: SlotVecEnv, seed: int, start: PolicyWeights | None = None
+) -> PPO:
+    """PPO with a policy shared by all slots; `PPO.train` is stable-baselines3's own.
+
+    Args:
+        config: its settings.
+        env: the slots.
+        seed: of weights, actions and minibatches.
+        start: what a policy of offsets starts as; None for one of depths.
+    """
+    policy_kwargs: dict[str, Any] = {
+        "features_extractor_class": SlotFeatures,
+        "features_extractor_kwargs": {"masked": config.masked_features},
+        "net_arch": {"pi": list(config.hidden), "vf": list(config.hidden)},
+        "activation_fn": nn.Tanh if config.activation == "tanh" else nn.ReLU,
+    }
+    if start is not None:
+        policy_kwargs["features_extractor_class"] = RawFeatures
+        policy_kwargs["features_extractor_kwargs"] = {}
+        policy_kwargs["net_arch"]["pi"] = [config.hidden[0]]
+        policy_kwargs["activation_fn"] = nn.Tanh
+        policy_kwargs["log_std_init"] = math.log(config.offset_std)
     cost = env.engines[0].cost
     reference_s = config.reference_round_s or float(cost.round_s(np.zeros(1, np.int64)))
     with warnings.catch_warnings():
         # It counts rows of empty slots, of which the buffer yields none.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         model = PPO(
-            SlotPolicy,
+            SlotPolicy if start is None else OffsetPolicy,
             env,
             learning_rate=config.learning_rate,
             n_steps=config.n_steps,
@@ -98,14 +153,13 @@ def make_model(config: PPOConfig, env: SlotVecEnv, seed: int) -> PPO:
             target_kl=config.target_kl,
             rollout_buffer_class=SlotRolloutBuffer,
             rollout_buffer_kwargs={"reference_round_s": reference_s},
-            policy_kwargs={
-                "features_extractor_class": SlotFeatures,
-                "net_arch": {"pi": list(config.hidden), "vf": list(config.hidden)},
-                "activation_fn": nn.Tanh if config.activation == "tanh" else nn.ReLU,
-            },
+            policy_kwargs=policy_kwargs,
             seed=seed,
             device="cpu",
         )
+    if start is not None:
+        assert isinstance(model.policy, OffsetPolicy)
+        start_at(model.policy, start)
     return connect(model, env)
 
 

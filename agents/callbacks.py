@@ -17,6 +17,7 @@ from .decode_stats import DecodeStats
 from .rollout import SlotRolloutBuffer
 from .slot_policy import SlotPolicy
 from .slot_vec_env import SlotVecEnv
+from .tracking import DEPTHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class TrainProgress:
     """How far a run is."""
 
     stage: str
-    """"warm start", "rollout" or "update"."""
+    """"search", "warm start", "rollout" or "update"."""
     fraction: float
     """Of the whole, 0..1."""
     elapsed_s: float
@@ -123,6 +124,7 @@ class UpdateCycle(BaseCallback):
         self.loads = sorted({*self.loads, *by_load})
         for name, value in self.metrics.items():
             self.logger.record(f"decode/{name}", value)
+        self.logger.record(DEPTHS, stats.depth_counts())  # trackers take it, tables leave it out
         for load, values in by_load.items():
             for name, value in values.items():
                 self.logger.record(f"decode/{name}_at_{load}", value)
@@ -135,8 +137,8 @@ class UpdateCycle(BaseCallback):
         if self._observations is None:
             return
         policy = self.model.policy
-        assert isinstance(policy, SlotPolicy)
-        policy.normaliser.update(self._observations)
+        if isinstance(policy, SlotPolicy):  # a policy of offsets takes features as they are
+            policy.normaliser.update(self._observations)
         self._observations = None
         self.env.rates.refresh()
         self.num_updates += 1

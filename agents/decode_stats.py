@@ -15,7 +15,8 @@ class DecodeStats:
     """
 
     def __init__(self, max_num_speculative_tokens: int) -> None:
-        self._depths = np.zeros(max_num_speculative_tokens + 1, np.int64)
+        self._num_depths = max_num_speculative_tokens + 1
+        self._depths: dict[int, Floats] = {}
         self._by_running: dict[int, list[float]] = {}
         self.num_rounds = 0
         self.num_decisions = 0
@@ -31,7 +32,8 @@ class DecodeStats:
         """Take in a round: its outcome, the seconds charged for it, its slots' rewards."""
         running, committed = len(outcome.depths), int(outcome.num_committed.sum())
         drafted = int(outcome.num_drafted.sum())
-        self._depths += np.bincount(outcome.num_drafted, minlength=len(self._depths))
+        depths = self._depths.setdefault(running, np.zeros(self._num_depths))
+        depths += np.bincount(outcome.num_drafted, minlength=self._num_depths)
         self.num_rounds += 1
         self.num_decisions += running
         self.num_committed += committed
@@ -52,6 +54,10 @@ class DecodeStats:
             for running, (s, tokens, drafted, rows) in sorted(self._by_running.items())
         }
 
+    def depth_counts(self) -> dict[int | str, Floats]:
+        """For each number of running sequences: how often each depth was drafted, float64 [K + 1]."""
+        return dict(sorted(self._depths.items()))
+
     def as_dict(self) -> dict[str, float]:
         """Everything flat, with unit suffixes; empty without rounds."""
         if not self.num_rounds:
@@ -64,7 +70,8 @@ class DecodeStats:
             "acceptance_length": 1.0 + self.num_accepted / self.num_decisions,
             "acceptance_rate": self.num_accepted / max(self.num_drafted, 1),
             "num_speculative_tokens": self.num_drafted / self.num_decisions,
-            "depth_0_share": float(self._depths[0]) / self.num_decisions,
+            "depth_0_share": sum(float(one[0]) for one in self._depths.values())
+            / self.num_decisions,
             "round_ms": 1e3 * self.elapsed_s / self.num_rounds,
             "draft_ms": 1e3 * self.draft_s / self.num_rounds,
             "verify_ms": 1e3 * self.verify_s / self.num_rounds,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from .console import Console, Interrupted
 from .options import FIXED_DEPTHS, LOADS, IntList, NameList, PromptOptions
+from .track_config import TrackConfig
+
+if TYPE_CHECKING:
+    from .track_evaluation import EvaluationTracker
 
 DEFAULT_MINUTES = 5.0
 DEFAULT_POLICY = "heuristic"
 """In live runs; in replay every rule is."""
 PROFILE_SECONDS = 15.0
+FETCHED = "policies"
+"""Folder in the output's for policies that were fetched from Weights & Biases."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +39,8 @@ class Options(PromptOptions):
     mode: Literal["live", "replay"] = "live"
     """Decode with the models, or replay a trace."""
     policies: NameList = ()
-    """Names, with commas: heuristic, fixed:3, table:1-4=4,5-=0, policy:FOLDER; by default heuristic, and
-    in replay every rule."""
+    """Names, with commas: heuristic, fixed:3, table:1-4=4,5-=0, policy:FOLDER,
+    policy:wandb:ENTITY/PROJECT/NAME:ALIAS; by default heuristic, and in replay every rule."""
     loads: IntList = LOADS
     """Concurrent requests, with commas."""
     fixed_depths: IntList = ()
@@ -52,6 +59,9 @@ class Options(PromptOptions):
     """Sample from the smallest set of tokens with this probability."""
     tpot_limit_ms: float | None = None
     """Also report goodput: tokens a second of requests that stayed within this time per token."""
+    track: bool = False
+    """Log to Weights & Biases."""
+    wandb: TrackConfig = field(default_factory=TrackConfig)
 
     trace: str = "default"
     """Replay: a trace file, or the name of a shipped one. --cost takes names too."""
@@ -72,11 +82,21 @@ def run(options: Options, console: Console) -> None:
         ValueError: bad options, unknown policies, a trace or cost model that does not fit.
         Interrupted: after Ctrl-C of a live run; complete blocks are kept.
     """
-    if options.mode == "replay":
-        from .evaluate_in_replay import run_in_replay
+    from .session import new_folder
+    from .track_evaluation import tracked
 
-        run_in_replay(options, console)
-        return
+    if options.mode == "replay":
+        from .evaluate_in_replay import run_in_replay as compare
+    else:
+        compare = _run_live
+    folder = new_folder(options, "evaluate")
+    with tracked(options, folder, console) as tracker:
+        compare(options, console, folder, tracker)
+
+
+def _run_live(
+    options: Options, console: Console, folder: Path, tracker: EvaluationTracker | None
+) -> None:
     if options.arrivals != ("constant",) or options.looping != "all":
         raise ValueError(
             "live runs keep constant loads and serve all prompts; --arrivals and --looping need "
@@ -94,19 +114,19 @@ def run(options: Options, console: Console) -> None:
         config_of,
         find_prompts,
         load_decoder,
-        make_policies,
+        make_policy,
         make_prompt_requests,
-        new_folder,
         with_fixed,
     )
+    from .track_fetch import fetch_names
     from .tuning import implied_table, table_name
     from .verdicts import show_comparison, verdicts
 
     top = options.max_num_speculative_tokens
     asked = options.policies or (DEFAULT_POLICY,)
-    names = with_fixed(asked, options.fixed_depths or FIXED_DEPTHS, top)
-    check_names(names, top)
-    folder = new_folder(options, "evaluate")
+    compared = with_fixed(asked, options.fixed_depths or FIXED_DEPTHS, top)
+    names = fetch_names(compared, folder / FETCHED)
+    check_names(list(names.values()), top)
     prompts = find_prompts(options, options.split)
     sampling = SamplingParams(
         temperature=options.temperature,
@@ -118,7 +138,7 @@ def run(options: Options, console: Console) -> None:
     if minutes is None and options.requests is None:
         minutes = DEFAULT_MINUTES
     decoder = load_decoder(options, console)
-    policies = make_policies(decoder, names)
+    policies = {name: make_policy(decoder, local) for name, local in names.items()}
     requests = make_prompt_requests(decoder, prompts, sampling)
     if options.cost is None:
         with console.progress("Measuring passes") as update:
@@ -161,6 +181,8 @@ def run(options: Options, console: Console) -> None:
     for note in notes:
         console.show(note)
     console.say(f"Wrote {report} and {folder / 'results.json'}.")
+    if tracker is not None:
+        tracker.log(results, [folder / "results.json", report], focus, names)
     console.finish({"results": results.as_mapping(), "notes": notes, "folder": str(folder)})
     if found.interrupted:
         raise Interrupted(f"interrupted; complete blocks are in {folder}.")

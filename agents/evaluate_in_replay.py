@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from .comparison import OFF, fixed_depths
 from .console import Console
-from .session import config_of, new_folder, with_fixed
+from .session import config_of, with_fixed
 
 if TYPE_CHECKING:
     from specdepth.decoder.config import EngineConfig
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .evaluate_command import Options
     from .replay_evaluate import Progress
     from .replay_workloads import ArrivalKind
+    from .track_evaluation import EvaluationTracker
 
 DEFAULT_COST = "cpu-smollm2-bf16"
 BEST_SINGLE = "best-single-fixed"
@@ -44,8 +46,10 @@ class Tuned:
     notes: list[str] = field(default_factory=list)
 
 
-def run_in_replay(options: Options, console: Console) -> None:
-    """Compare and write.
+def run_in_replay(
+    options: Options, console: Console, folder: Path, tracker: EvaluationTracker | None
+) -> None:
+    """Compare and write into `folder`.
 
     Raises:
         ValueError: bad options, unknown names, or a trace, cost model and policies that do not fit.
@@ -58,13 +62,14 @@ def run_in_replay(options: Options, console: Console) -> None:
 
     from .decision_log import acceptance_rows, record_decisions
     from .default_rules import default_rules
+    from .evaluate_command import FETCHED
     from .replay_evaluate import ORACLE, evaluate_replay
     from .replay_workloads import check_arrivals
     from .report import write_report
     from .results import Results, command_line
+    from .track_fetch import fetch_names
     from .verdicts import show_comparison, verdicts
 
-    folder = new_folder(options, "evaluate")
     trace, cost = load_trace(options.trace), load_cost(options.cost or DEFAULT_COST)
     top = options.max_num_speculative_tokens
     config = EngineConfig(
@@ -73,14 +78,15 @@ def run_in_replay(options: Options, console: Console) -> None:
     profile = EngineProfile.named(options.engine)
     depths = options.fixed_depths or tuple(range(1, top + 1))
     asked = options.policies or default_rules(trace.info, top)
+    names = fetch_names(with_fixed(asked, depths, top), folder / FETCHED)
     policies = {
         name: make_scheduler(
-            name,
+            local,
             model_pair=trace.info.model_pair,
             drafter=trace.info.drafter,
             max_num_speculative_tokens=top,
         )
-        for name in with_fixed(asked, depths, top)
+        for name, local in names.items()
     }
     rows = trace.rows(options.split, looping=LOOPING[options.looping])
     arrivals = cast("Sequence[ArrivalKind]", options.arrivals)
@@ -138,6 +144,8 @@ def run_in_replay(options: Options, console: Console) -> None:
     for note in notes:
         console.show(note)
     console.say(f"Wrote {report} and {folder / 'results.json'}.")
+    if tracker is not None:
+        tracker.log(results, [folder / "results.json", report], focus, names)
     console.finish({"results": results.as_mapping(), "notes": notes, "folder": str(folder)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import nn
 
+from specdepth.scheduler.baselines.capped_greedy import Shrinkage
 from specdepth.scheduler.policy_file import (
     Activation,
     Float32s,
@@ -18,6 +20,7 @@ from specdepth.scheduler.policy_file import (
     save_policy,
 )
 
+from .offset_policy import OffsetPolicy
 from .policy_card import CARD_FILE, render_card
 from .results import write_atomically
 from .slot_policy import CLIP, SlotPolicy
@@ -25,8 +28,10 @@ from .slot_policy import CLIP, SlotPolicy
 ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 
 
-def policy_weights(model: OnPolicyAlgorithm) -> PolicyWeights:
-    """Copy the actor's layers and the normalisation; `depths` are 0..K.
+def policy_weights(
+    model: OnPolicyAlgorithm, shrinkage: Mapping[int, Shrinkage] | None = None
+) -> PolicyWeights:
+    """Copy the actor's layers and the normalisation; `depths` are 0..K, or 1..K for offsets.
 
     The policy object itself cannot be exported (its distribution caches graph tensors), so its
     linear layers are read out.
@@ -35,9 +40,9 @@ def policy_weights(model: OnPolicyAlgorithm) -> PolicyWeights:
         ValueError: a model of another policy class, or with layers other than linear, tanh and ReLU.
     """
     policy = model.policy
-    if not isinstance(policy, SlotPolicy):
+    if not isinstance(policy, SlotPolicy | OffsetPolicy):
         raise ValueError(
-            f"only policies trained with slots as agents can be exported (SlotPolicy), got "
+            f"only policies trained with slots as agents can be exported, got "
             f"{type(policy).__name__}."
         )
     layers = [m for m in policy.mlp_extractor.policy_net.modules() if not list(m.children())]
@@ -48,6 +53,21 @@ def policy_weights(model: OnPolicyAlgorithm) -> PolicyWeights:
             f"activations must all be tanh or all be ReLU, got {sorted(k.__name__ for k in kinds)}."
         )
     activation = ACTIVATIONS[kinds.pop()] if kinds else "tanh"
+    num_outputs = linear[-1].out_features
+    if isinstance(policy, OffsetPolicy):
+        if not shrinkage:
+            raise ValueError("a policy of offsets needs the shrinkage of the rule that it bends.")
+        features = linear[0].in_features
+        return PolicyWeights(
+            weights=tuple(_array(m.weight) for m in linear),
+            biases=tuple(_array(m.bias) for m in linear),
+            mean=np.zeros(features, np.float32),
+            inv_std=np.ones(features, np.float32),
+            activation=activation,
+            depths=tuple(range(1, num_outputs + 1)),
+            action="offset",
+            shrinkage=shrinkage,
+        )
     normaliser = policy.normaliser
     return PolicyWeights(
         weights=tuple(_array(m.weight) for m in linear),
@@ -56,12 +76,15 @@ def policy_weights(model: OnPolicyAlgorithm) -> PolicyWeights:
         inv_std=_array(normaliser.inv_std),
         clip=CLIP,
         activation=activation,
-        depths=tuple(range(linear[-1].out_features)),
+        depths=tuple(range(num_outputs)),
     )
 
 
 def export_policy(
-    model: OnPolicyAlgorithm, folder: str | os.PathLike[str], card: PolicyCard
+    model: OnPolicyAlgorithm,
+    folder: str | os.PathLike[str],
+    card: PolicyCard,
+    shrinkage: Mapping[int, Shrinkage] | None = None,
 ) -> Path:
     """Write `policy.safetensors`, `config.json` and a model card, `README.md`.
 
@@ -72,6 +95,7 @@ def export_policy(
         model: trained on a `SlotVecEnv`.
         folder: made if needed.
         card: what the policy was made for; must say `mask_depths`, as `SlotPolicy` masks.
+        shrinkage: of the rule that a policy of offsets bends.
 
     Returns:
         The folder.
@@ -82,7 +106,7 @@ def export_policy(
     """
     if not card.mask_depths:
         raise ValueError("the card must say mask_depths=True: the policy was trained with masks.")
-    weights = policy_weights(model)
+    weights = policy_weights(model, shrinkage)
     try:
         path = save_policy(folder, weights, card)
     except OSError as error:

@@ -93,12 +93,24 @@ def render_card(weights: PolicyWeights, card: PolicyCard, folder: Path) -> str:
         "",
         f"- {' x '.join(map(str, weights.layer_sizes))} {weights.activation} network on "
         f"{len(FEATURES)} features, normalisation folded in",
-        f"- depths deeper than can be honoured are masked: {'yes' if card.mask_depths else 'no'}",
+        *_form(weights, card),
         f"- sha256 of `{WEIGHTS_FILE}`: `{checksum}`",
         "- safetensors and JSON; nothing in it can run code",
         "",
     ]
     return "\n".join(lines)
+
+
+def _form(weights: PolicyWeights, card: PolicyCard) -> list[str]:
+    if weights.action == "offset":
+        loads = ", ".join(str(load) for load in sorted(weights.shrinkage))
+        return [
+            "- outputs are logits of acceptance by position, as learning bent them; the greedy rule chooses "
+            f"depths by them, with shrinkage and price by number of sequences ({loads})"
+        ]
+    return [
+        f"- depths deeper than can be honoured are masked: {'yes' if card.mask_depths else 'no'}"
+    ]
 
 
 def git_sha() -> str:

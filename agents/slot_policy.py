@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
 from specdepth.scheduler.features import FEATURE_NAMES, NUM_FEATURES
+
+from .feature_groups import feature_mask
 
 CLIP = 5.0
 """Bound of normalised features."""
@@ -39,14 +42,17 @@ class SlotFeatures(BaseFeaturesExtractor):
 
     mean: Tensor
     inv_std: Tensor
+    keep: Tensor
     count: Tensor
     sums: Tensor
     squares: Tensor
 
-    def __init__(self, observation_space: spaces.Space[Any]) -> None:
+    def __init__(self, observation_space: spaces.Space[Any], masked: Sequence[str] = ()) -> None:
         super().__init__(observation_space, NUM_FEATURES)
+        # Not saved: it follows from the settings, and older checkpoints have none.
+        self.register_buffer("keep", torch.from_numpy(feature_mask(masked)), persistent=False)
         self.register_buffer("mean", torch.zeros(NUM_FEATURES))
-        self.register_buffer("inv_std", torch.ones(NUM_FEATURES))
+        self.register_buffer("inv_std", self.keep.clone())
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("sums", torch.zeros(NUM_FEATURES, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(NUM_FEATURES, dtype=torch.float64))
@@ -66,7 +72,7 @@ class SlotFeatures(BaseFeaturesExtractor):
         mean = self.sums / self.count
         std = (self.squares / self.count - mean**2).clamp_min(0).sqrt()
         self.mean.copy_(mean)
-        self.inv_std.copy_(1 / std.clamp_min(MIN_STD))
+        self.inv_std.copy_(self.keep / std.clamp_min(MIN_STD))
 
 
 class SlotPolicy(ActorCriticPolicy):

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from specdepth.decoder.engine import Engine
+from specdepth.decoder.replay import ReplayRunner
 from specdepth.decoder.workload import Workload
 from specdepth.envs.engine_env import is_backend_failure
 from specdepth.envs.observation import ACTIVE, ROW_HIGH, ROW_LOW, Observation, slot_observation
@@ -26,12 +27,15 @@ from specdepth.envs.reward import (
     charged_s,
     decision_s,
     modelled_s,
+    relative_rewards,
     slot_rewards,
 )
 from specdepth.envs.workload_run import WorkloadRun
-from specdepth.scheduler.state import Bools, Floats, RoundOutcome, RoundState
+from specdepth.scheduler.depth import DepthScheduler
+from specdepth.scheduler.state import Bools, Floats, Ints, RoundOutcome, RoundState
 
 from .decode_stats import DecodeStats
+from .offset_policy import BOUND, GivenLogits
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,10 @@ class SlotVecEnv(VecEnv):
         timing: "modelled" charges rounds by the cost model, free of timing noise (what a sequence
             adds to a round is known by the model alone in any case); "measured" by the clock.
         seed: of the workloads.
+        offsets: agents act in logits, [K], of which this makes depths; None: they act in depths.
+        reference: on replay with a free drafter, pay what was gained over its depths
+            (`relative_rewards`) instead of `slot_rewards`.
+        token_worth: see there.
 
     Raises:
         ValueError: no engines, unequal ones, or rates of other machines.
@@ -75,6 +83,9 @@ class SlotVecEnv(VecEnv):
         *,
         timing: Timing = "modelled",
         seed: int = 0,
+        offsets: GivenLogits | None = None,
+        reference: DepthScheduler | None = None,
+        token_worth: float = 1.0,
     ) -> None:
         if not engines:
             raise ValueError("a SlotVecEnv needs at least one engine.")
@@ -86,11 +97,15 @@ class SlotVecEnv(VecEnv):
         self.num_slots, self.max_num_speculative_tokens = shapes.pop()
         self._machines = _machines(engines, rates)
         self.engines, self.rates, self.timing = tuple(engines), rates, timing
-        self._workloads = workloads
+        self._workloads, self.offsets = workloads, offsets
+        self._reference, self._token_worth = reference, token_worth
+        if reference is not None and any(e.runner.drafter == "draft-model" for e in engines):
+            raise ValueError("relative rewards need a drafter that costs nothing.")
+        top = self.max_num_speculative_tokens
         super().__init__(
             len(self.engines) * self.num_slots,
             spaces.Box(ROW_LOW, ROW_HIGH),
-            spaces.Discrete(self.max_num_speculative_tokens + 1),
+            spaces.Discrete(top + 1) if offsets is None else spaces.Box(-BOUND, BOUND, (top,)),
         )
         self.last_elapsed_s: Floats = np.zeros(self.num_envs)
         """[A] seconds charged between the last two decisions."""
@@ -105,7 +120,7 @@ class SlotVecEnv(VecEnv):
         self.num_decisions = 0
         """Depths that agents chose for running sequences."""
         self._observations: Observation = np.zeros((self.num_envs, len(ROW_LOW)), np.float32)
-        self._actions: NDArray[np.int64] | None = None
+        self._actions: NDArray[Any] | None = None
         self._runs: list[WorkloadRun | None] = [None] * len(self.engines)
         self._returns = np.zeros(len(self.engines))
         self._num_failures = 0
@@ -157,9 +172,12 @@ class SlotVecEnv(VecEnv):
             self._start(index)
         return self.observations()
 
-    def step_async(self, actions: NDArray[np.int64]) -> None:
-        """Take a depth for each agent, int [A]; those of empty slots are ignored."""
-        self._actions = np.asarray(actions, np.int64).reshape(self.num_envs)
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Take a depth for each agent, int [A], or logits [A, K]; those of empty slots are ignored."""
+        if self.offsets is None:
+            self._actions = np.asarray(actions, np.int64).reshape(self.num_envs)
+        else:
+            self._actions = np.asarray(actions, np.float32).reshape(self.num_envs, -1)
 
     def step_wait(self) -> VecEnvStepReturn:
         """Run a round on each engine."""
@@ -201,20 +219,32 @@ class SlotVecEnv(VecEnv):
         assert run is not None
         assert self._actions is not None
         self.last_outcomes[index] = None
-        outcome = run.finish_round(self._actions[at][state.slots])
+        chosen = self._actions[at][state.slots]
+        if self.offsets is not None:
+            chosen = self.offsets.depths(state, chosen)
+        runs = None if self._reference is None else _runs(run.engine, state)
+        outcome = run.finish_round(chosen)
         upcoming = run.next_decision()
         cost = run.engine.cost
         round_s, undecided_s = charged_s(outcome), run.undecided_s
         if self.timing == "modelled":
             round_s, undecided_s = modelled_s(outcome, cost), run.undecided_modelled_s
         elapsed_s, decided_s = round_s + undecided_s, decision_s(state, outcome, cost, round_s)
-        row = slot_rewards(
-            state,
-            outcome,
-            elapsed_s=decided_s,
-            seconds_per_token=self.rates(state.num_running, self._machines[index]),
-            cost=cost,
-        )
+        rate = self.rates(state.num_running, self._machines[index])
+        if self._reference is None or runs is None:
+            row = slot_rewards(
+                state, outcome, elapsed_s=decided_s, seconds_per_token=rate, cost=cost
+            )
+        else:
+            row = relative_rewards(
+                state,
+                outcome,
+                runs=runs,
+                depths=np.minimum(self._reference.choose(state), state.max_depths),
+                token_worth=self._token_worth,
+                seconds_per_token=rate,
+                cost=cost,
+            )
         rewards[at][state.slots] = row
         self.last_elapsed_s[at] = elapsed_s
         self.last_outcomes[index] = outcome
@@ -279,6 +309,15 @@ class SlotVecEnv(VecEnv):
     ) -> list[bool]:
         """Never wrapped."""
         return [False for _ in self._get_indices(indices)]
+
+
+def _runs(engine: Engine, state: RoundState) -> Ints:
+    """[R] drafted tokens that would be accepted now, however many were drafted."""
+    runner = engine.runner
+    assert isinstance(runner, ReplayRunner)
+    rows = np.array([engine.batch[slot].recording for slot in state.slots.tolist()])
+    accepted: Ints = runner.trace.accepted[runner.trace.starts[rows] + state.num_generated]
+    return np.minimum(accepted, state.max_depths)
 
 
 def _machines(engines: Sequence[Engine], rates: ReferenceRate) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from .assembly import make_decoder as make_decoder
 from .assembly import make_env as make_env
 from .assembly import make_model as make_model
 from .assembly import make_replay_env as make_replay_env
+from .assembly import starting_point as starting_point
 from .callbacks import (
     EpisodeMonitor,
     Progress,
@@ -36,6 +37,7 @@ from .callbacks import (
 )
 from .checkpoint import MODEL_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from .export import export_policy
+from .offset_start import search_start
 from .policy_card import make_card
 from .progress_csv import ProgressCsv
 from .replay_engines import make_replay_decoders, pinned
@@ -138,7 +140,10 @@ def train(
     start_s = time.monotonic()
     folder = config.out
     _claim(folder, resume)
-    config, driven, env = _assemble(config, decoder, prompts)
+    searches = config.warm_start.search_iterations > 0
+    config, driven, env = _assemble(config, decoder, prompts, progress)
+    if searches:
+        start_s = time.monotonic()  # `minutes` are for what follows
     with _session(config, env, resume, start_s) as session:
         cycle = UpdateCycle(
             session.env,
@@ -173,7 +178,10 @@ def resumed_config(
 
 
 def _assemble(
-    config: TrainConfig, decoder: SpeculativeDecoder | None, prompts: Sequence[PromptLike] | None
+    config: TrainConfig,
+    decoder: SpeculativeDecoder | None,
+    prompts: Sequence[PromptLike] | None,
+    progress: Progress | None,
 ) -> tuple[TrainConfig, Decoder, SlotVecEnv]:
     """Settings with what was filled in, one of the decoders, and the slots of all."""
     if config.env == "live":
@@ -183,8 +191,25 @@ def _assemble(
         raise ValueError(
             "a trace has its own requests and results: no decoder, no prompts on replay."
         )
+    begun_s = time.monotonic()
+
+    def search_progress(share: float) -> None:
+        if progress is not None:
+            progress(
+                TrainProgress(
+                    stage="search",
+                    fraction=share,
+                    elapsed_s=time.monotonic() - begun_s,
+                    num_updates=0,
+                    num_rounds=0,
+                    metrics={},
+                )
+            )
+
     decoders = make_replay_decoders(config)
     config = pinned(config, decoders[0])
+    if config.warm_start.search_iterations:
+        config = search_start(config, decoders[0], search_progress)
     return config, decoders[0], make_replay_env(config, decoders)
 
 
@@ -208,7 +233,8 @@ def _session(
             model, num_updates, loads = load_checkpoint(folder, env)
             connect(model, env)
         else:
-            model, num_updates, loads = make_model(config.ppo, env, config.seed), 0, ()
+            start = starting_point(config)
+            model, num_updates, loads = make_model(config.ppo, env, config.seed, start), 0, ()
         config.save(folder)
         write_atomically(folder / COMMAND_FILE, command_line() + "\n")
         outputs: list[KVWriter] = [ProgressCsv(folder / PROGRESS_FILE)]
@@ -320,7 +346,8 @@ def _export(session: _Session, decoder: Decoder, cycle: UpdateCycle) -> TrainRes
         "config": config.to_dict(),
     }
     card = make_card(decoder, training, ENV_IDS[config.env])
-    policy_folder = export_policy(model, config.out / POLICY_FOLDER, card)
+    shrinkage = None if env.offsets is None else env.offsets.shrinkage
+    policy_folder = export_policy(model, config.out / POLICY_FOLDER, card, shrinkage)
     sync_command = None
     if session.tracker is not None:
         session.tracker.log_policy(policy_folder, training, finished=not session.interrupted)

@@ -16,7 +16,9 @@ from specdepth.envs.reward import Timing
 from specdepth.envs.workload_config import WorkloadConfig
 from specdepth.scheduler.depth import VerificationRule
 
+from .feature_groups import columns_of
 from .results import write_atomically
+from .track_config import TrackConfig as TrackConfig
 
 FORMAT = "specdepth-train-config"
 FORMAT_VERSION = 1
@@ -103,9 +105,14 @@ class PPOConfig:
     target_kl: float | None = 0.03
     """An update stops early beyond 1.5 times this KL divergence; None never."""
     hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of policy and critic, which share none."""
+    """Widths of the hidden layers of policy and critic, which share none. A policy of offsets has the
+    first of them only."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Between layers."""
+    offset_std: float = 0.3
+    """Standard deviation of the logits that a policy of offsets tries, at the start."""
+    masked_features: tuple[str, ...] = ()
+    """Groups of features that a policy of depths does not see; see `agents/feature_groups.py`."""
 
     def __post_init__(self) -> None:
         if self.n_steps < 2 or self.batch_size < 2 or self.n_epochs < 1:
@@ -116,10 +123,13 @@ class PPOConfig:
         for name in ("discount", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}.")
+        columns_of(self.masked_features)
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}.")
         if self.reference_round_s is not None and not self.reference_round_s > 0:
             raise ValueError(f"reference_round_s must be above 0, got {self.reference_round_s}.")
+        if not self.offset_std > 0:
+            raise ValueError(f"offset_std must be above 0, got {self.offset_std}.")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold widths of at least 1, got {self.hidden}.")
 
@@ -130,9 +140,21 @@ class RewardConfig:
 
     timing: Timing = "modelled"
     """Rounds are charged by the cost model ("modelled") or by the clock ("measured")."""
+    form: Literal["difference", "relative"] = "difference"
+    """"difference": a sequence's tokens, less the time that its drafts add and its share of the rest.
+    "relative": on replay with prompt lookup and action "offset", what it gained over the depth of the
+    policy's starting point, by the trace; made for a `ppo.discount` of 0."""
+    token_worth: float = 0.8
+    """Of a further token, in "relative"."""
     by_load: bool | None = None
     """Whether each number of running sequences has its own seconds per token; None: in closed loops,
     where the load is not the policy's doing."""
+
+    def __post_init__(self) -> None:
+        if self.form not in ("difference", "relative"):
+            raise ValueError(f'form must be "difference" or "relative", got {self.form!r}.')
+        if not self.token_worth > 0:
+            raise ValueError(f"token_worth must be above 0, got {self.token_worth}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +164,9 @@ class WarmStartConfig:
     scheduler: str = "heuristic"
     """What to imitate, by the names of `specdepth evaluate`: "fixed:4", "table:1-4=4,5-=1",
     "heuristic", the folder of a policy; "none" starts from random weights."""
+    search_iterations: int = 0
+    """On replay with action "offset": steps of a search of few parameters, a load, before PPO starts where it
+    ended; 14 take 10 to 15 minutes. The policy found stays in the run's folder, in searched/."""
     rounds: int = 300
     """Rounds that it drives each engine for; should meet every load of the workload."""
     epochs: int = 30
@@ -156,23 +181,11 @@ class WarmStartConfig:
             raise ValueError(
                 f"rounds and epochs must be at least 1, got {self.rounds}, {self.epochs}."
             )
+        if self.search_iterations < 0:
+            raise ValueError(f"search_iterations must be 0 or more, got {self.search_iterations}.")
         for name in ("smoothing", "max_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackConfig:
-    """Where Weights & Biases puts a run; used with `track` only."""
-
-    project: str = "specdepth"
-    """Project."""
-    entity: str | None = None
-    """User or team; None is the default one."""
-    group: str | None = None
-    """Runs that belong together, such as the seeds of one variant."""
-    tags: tuple[str, ...] = ()
-    """Besides the package versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +195,9 @@ class TrainConfig:
     env: Literal["live", "replay"] = "live"
     """Environment: "live" is the decoder itself, "replay" the same engine on a recorded trace and a cost
     model, which needs no model and no time to speak of."""
+    action: Literal["depth", "offset"] = "depth"
+    """What the policy says: "depth" is a depth for each sequence. "offset" starts at the tuned greedy rule
+    that `warm_start.scheduler` names, and learns to bend the acceptance that the rule expects."""
     out: Path = Path("runs/train")
     """Folder of the run; must not hold another one."""
     seed: int = 0
@@ -219,6 +235,23 @@ class TrainConfig:
             )
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, got {self.seed}.")
+        if self.action not in ("depth", "offset"):
+            raise ValueError(f'action must be "depth" or "offset", got {self.action!r}.')
+        if self.action == "offset" and self.ppo.masked_features:
+            raise ValueError(
+                "masked_features are for policies of depths; one of offsets starts at a rule that reads "
+                "them all."
+            )
+        if self.warm_start.search_iterations and (self.env, self.action) != ("replay", "offset"):
+            raise ValueError(
+                'warm_start.search_iterations needs env "replay" and action "offset", got '
+                f"{self.env!r} and {self.action!r}."
+            )
+        if self.reward.form == "relative" and (self.env, self.action) != ("replay", "offset"):
+            raise ValueError(
+                'reward.form "relative" needs env "replay" and action "offset", got '
+                f"{self.env!r} and {self.action!r}."
+            )
         if self.env not in ("live", "replay"):
             raise ValueError(f'env must be "live" or "replay", got {self.env!r}.')
 

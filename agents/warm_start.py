@@ -17,6 +17,7 @@ from torch.nn.functional import mse_loss
 from specdepth.scheduler.depth import DepthScheduler
 from specdepth.scheduler.state import Bools, Floats, Ints
 
+from .offset_policy import OffsetPolicy
 from .rollout import SlotRolloutBuffer
 from .slot_policy import SlotPolicy
 from .slot_vec_env import SlotVecEnv
@@ -38,8 +39,8 @@ class Demonstrations:
 
     observations: NDArray[np.float32]
     """[N, A, 1 + F]"""
-    depths: Ints
-    """[N, A] as honoured; 0 in empty slots."""
+    actions: NDArray[Any]
+    """[N, A] depths as honoured, 0 in empty slots; or [N, A, K] logits."""
     rewards: NDArray[np.float32]
     episode_starts: Bools
     """[N, A]; the first row is not marked."""
@@ -84,10 +85,11 @@ def warm_start(
 ) -> WarmStartResult:
     """Let a scheduler drive `env`, then fit actor, critic and normalisation of `model` to that.
 
-    The reference rates of `env` become the scheduler's. `env` has to be reset afterwards.
+    A policy of offsets is the scheduler already: it drives itself, and only its critic is fitted. The
+    reference rates of `env` become the scheduler's. `env` has to be reset afterwards.
 
     Args:
-        model: with a `SlotPolicy`.
+        model: with a `SlotPolicy` or an `OffsetPolicy`.
         env: the engines to drive.
         make_scheduler: makes one for each engine.
         config: how long, and how closely to imitate.
@@ -97,19 +99,27 @@ def warm_start(
     """
     report = progress or (lambda share: None)
     policy = model.policy
-    assert isinstance(policy, SlotPolicy)
+    assert isinstance(policy, SlotPolicy | OffsetPolicy)
     schedulers = [make_scheduler() for _ in env.engines]
     env.reset()
     first = max(int(config.rounds * RATE_SHARE), 1)
     total = max(config.rounds, first + 1)
     parts = []
     for start, stop in ((0, first), (first, total)):
-        parts.append(_gather(env, schedulers, start, stop, total, deadline_s, report))
+        parts.append(_gather(env, schedulers, policy, start, stop, total, deadline_s, report))
         env.rates.refresh()
     rows = np.concatenate([p.observations[_counts(p)] for p in parts])
-    depths = np.concatenate([p.depths[_counts(p)] for p in parts])
-    policy.normaliser.update(rows)
     rng = torch.Generator().manual_seed(seed)
+    if isinstance(policy, OffsetPolicy):
+        _fit_critic(policy, *_returns(model, parts[1]), config, rng)
+        return WarmStartResult(
+            num_rounds=sum(len(p.rewards) for p in parts),
+            num_decisions=len(rows),
+            agreement=1.0,
+            entropy=0.0,
+        )
+    depths: Ints = np.concatenate([p.actions[_counts(p)] for p in parts])
+    policy.normaliser.update(rows)
     _fit_actor(policy, torch.from_numpy(rows), torch.from_numpy(depths), config, rng)
     _fit_critic(policy, *_returns(model, parts[1]), config, rng)
     return _result(policy, rows, depths, sum(len(p.rewards) for p in parts))
@@ -123,6 +133,7 @@ def _counts(part: Demonstrations) -> Bools:
 def _gather(
     env: SlotVecEnv,
     schedulers: list[DepthScheduler],
+    policy: SlotPolicy | OffsetPolicy,
     start: int,
     stop: int,
     total: int,
@@ -136,23 +147,26 @@ def _gather(
         # The first round of each part is needed: there is no policy without one.
         if done > start and deadline_s is not None and time.monotonic() > deadline_s:
             break
-        depths = np.zeros(env.num_envs, np.int64)
-        for index, scheduler in enumerate(schedulers):
-            state = env.state_of(index)
-            at = index * env.num_slots + state.slots
-            depths[at] = np.minimum(scheduler.choose(state), state.max_depths)
-        upcoming, rewards, ends, _ = env.step(depths)
+        actions: NDArray[Any] = np.zeros(env.num_envs, np.int64)
+        if isinstance(policy, OffsetPolicy):
+            actions = policy.predict(observations, deterministic=True)[0]
+        else:
+            for index, scheduler in enumerate(schedulers):
+                state = env.state_of(index)
+                at = index * env.num_slots + state.slots
+                actions[at] = np.minimum(scheduler.choose(state), state.max_depths)
+        upcoming, rewards, ends, _ = env.step(actions)
         assert isinstance(upcoming, np.ndarray)
         for scheduler, outcome in zip(schedulers, env.last_outcomes, strict=True):
             if outcome is not None:
                 scheduler.observe(outcome)
-        rows.append((observations, depths, rewards, dones, env.last_elapsed_s, env.last_failed))
+        rows.append((observations, actions, rewards, dones, env.last_elapsed_s, env.last_failed))
         observations, dones = upcoming, ends
         report((done + 1) / total)
     columns = [np.stack(column) for column in zip(*rows, strict=True)]
     return Demonstrations(
         observations=columns[0],
-        depths=columns[1],
+        actions=columns[1],
         rewards=columns[2],
         episode_starts=columns[3],
         elapsed_s=columns[4],
@@ -178,11 +192,12 @@ def _returns(model: PPO, part: Demonstrations) -> tuple[torch.Tensor, torch.Tens
         reference_round_s=used.reference_round_s,
     )
     nothing = torch.zeros(num_agents)
+    unused = np.zeros((num_agents, buffer.action_dim), np.int64)
     for row in range(num_rounds):
         buffer.source = _Recorded(part.elapsed_s[row], part.failed[row], part.last_active)
         buffer.add(
             part.observations[row],
-            part.depths[row][:, None],
+            unused,
             part.rewards[row],
             part.episode_starts[row],
             nothing,
@@ -221,7 +236,7 @@ def _fit_actor(
 
 
 def _fit_critic(
-    policy: SlotPolicy,
+    policy: SlotPolicy | OffsetPolicy,
     rows: torch.Tensor,
     returns: torch.Tensor,
     config: WarmStartConfig,

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from specdepth.scheduler.cost import CostModel
-from specdepth.scheduler.state import Floats, RoundOutcome, RoundState
+from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
 
 Timing = Literal["modelled", "measured"]
 """Whether rounds are charged by the cost model or by the clock."""
@@ -120,6 +120,43 @@ def slot_rewards(
     rest = (elapsed_s - added.sum()) / max(len(added), 1)
     rewards: Floats = outcome.num_committed - (added + rest) / seconds_per_token
     return rewards
+
+
+def relative_rewards(
+    state: RoundState,
+    outcome: RoundOutcome,
+    *,
+    runs: Ints,
+    depths: Ints,
+    token_worth: float,
+    seconds_per_token: float,
+    cost: CostModel,
+) -> Floats:
+    """What each sequence gained over the depth that a reference rule had chosen for it, float64 [R].
+
+        worth * (min(run, k) - min(run, k')) - (T(n) - T(n - k + k')) / seconds_per_token
+
+    A trace knows the run at each position, and so what the other depth k' would have earned there. That
+    is a control variate: 0 where policy and rule agree, so that all noise of the text is gone, and what
+    is left is the rule's advantage function but for what comes later [Kakade & Langford 2002, the
+    performance difference lemma]. What comes later is in the worth of a token, below 1: a token not
+    taken now is often taken cheaply in the next round.
+
+    Args:
+        state: what the depths were chosen for, of a drafter that costs nothing.
+        outcome: what came of it, nobody preempted.
+        runs: [R] tokens that would be accepted at most.
+        depths: [R] the reference rule's, k'.
+        token_worth: of a further token, in tokens of the reference rate.
+        seconds_per_token: of the reference policy, at this load.
+        cost: prices T of passes.
+    """
+    size, prefill = outcome.num_pass_tokens, outcome.num_prefill_tokens
+    context, drafted = outcome.num_context_tokens, outcome.num_drafted
+    gained = np.minimum(runs, drafted) - np.minimum(runs, depths)
+    other_s = cost.pass_s(size - drafted + depths, prefill, context)
+    added = cost.pass_s(size, prefill, context) - other_s
+    return np.asarray(token_worth * gained - added / seconds_per_token, np.float64)
 
 
 class ReferenceRate:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .baselines.capped_greedy import CappedGreedyDepth
 from .features import NUM_FEATURES, feature_matrix
+from .learned_offset import LogitSurvival
 from .policy_file import POLICY, Float32s, PolicyCard, PolicyWeights, read_policy, save_policy
 from .state import Ints, RoundOutcome, RoundState
 
@@ -15,7 +17,11 @@ __all__ = ["LearnedScheduler", "PolicyCard", "PolicyWeights", "save_policy"]
 
 
 class LearnedScheduler:
-    """A policy shared by all sequences: each one's depth is the best-scored action of its row.
+    """A policy shared by all sequences, in one of two forms.
+
+    With `action` "depth" each sequence's depth is the best-scored output of its row. With "offset" the
+    outputs are logits of acceptance by position, as bent by learning, and the capped greedy rule
+    chooses the batch's depths by them: the network says what tokens are worth, the rule what they cost.
 
     Deterministic; it does not learn while it runs.
 
@@ -48,6 +54,9 @@ class LearnedScheduler:
         )
         self._clip = np.float32(weights.clip)
         self._depths: Ints = np.array(weights.depths, np.int64)
+        self._rule: CappedGreedyDepth | None = None
+        if weights.action == "offset":
+            self._rule = CappedGreedyDepth(LogitSurvival(self.scores), weights.shrinkage)
 
     @classmethod
     def load(
@@ -118,6 +127,8 @@ class LearnedScheduler:
                 f"{self.max_num_speculative_tokens}, the decoder has "
                 f"{state.max_num_speculative_tokens}; set the decoder's to the policy's."
             )
+        if self._rule is not None:
+            return self._rule.choose(state)
         scores = self.scores(feature_matrix(state))
         if self.card.mask_depths:
             np.copyto(scores, -np.inf, where=self._depths > state.max_depths[:, None])

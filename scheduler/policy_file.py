@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .baselines.capped_greedy import Shrinkage
 from .features import FEATURES
 from .model_folder import CONFIG_FILE, UNREADABLE, FolderFormat, some_names
 
@@ -49,6 +50,10 @@ _MAX_WIDTH = 4096
 _MAX_DEPTH = 1024
 
 Activation = Literal["tanh", "relu"]
+Action = Literal["depth", "offset"]
+"""What the outputs of a policy say. "depth": a score for each depth, the best one wins. "offset": the logit
+of each position's acceptance if those before it were accepted, bent as learning found it pays, for the
+greedy rule with its shrinkage to choose by; see `LearnedScheduler`."""
 Float32s = NDArray[np.float32]
 
 
@@ -74,7 +79,10 @@ class PolicyWeights:
     """Bound of the normalised features."""
     activation: Activation = "tanh"
     depths: tuple[int, ...]
-    """Depth that each action stands for."""
+    """Depth that each output stands for; 1..K for offsets."""
+    action: Action = "depth"
+    shrinkage: Mapping[int, Shrinkage] = field(default_factory=dict)
+    """For offsets: shrinkage and price of the greedy rule, by number of running sequences."""
 
     def __post_init__(self) -> None:
         sizes = [self.mean.size, *(bias.size for bias in self.biases)]
@@ -105,6 +113,12 @@ class PolicyWeights:
                 f"policy depths must be {sizes[-1]} numbers in 0..{_MAX_DEPTH}, one an action, "
                 f"got {self.depths}."
             )
+        if self.action not in get_args(Action):
+            raise ValueError(f"policy action is one of {get_args(Action)}, got {self.action!r}.")
+        if self.action == "offset" and self.depths != tuple(range(1, len(self.depths) + 1)):
+            raise ValueError(f"offsets are for depths 1..K in order, got {self.depths}.")
+        if (self.action == "offset") != bool(self.shrinkage):
+            raise ValueError("offsets, and they alone, need a shrinkage by number of sequences.")
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:
@@ -161,6 +175,8 @@ def save_policy(folder: str | os.PathLike[str], weights: PolicyWeights, card: Po
         "drafter": card.drafter,
         "max_num_speculative_tokens": card.max_num_speculative_tokens,
         "depths": list(weights.depths),
+        "action": weights.action,
+        "shrinkage": {str(load): asdict(one) for load, one in sorted(weights.shrinkage.items())},
         "mask_depths": card.mask_depths,
         "features": [{"name": f.name, "unit": f.unit} for f in FEATURES],
         "layer_sizes": list(weights.layer_sizes),
@@ -233,6 +249,8 @@ def _weights(config: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Policy
         clip=float(tensors["clip"][0]),
         activation=config["activation"],
         depths=tuple(config["depths"]),
+        action=config.get("action", "depth"),
+        shrinkage=_shrinkage(config.get("shrinkage", {})),
     )
     if weights.layer_sizes != tuple(sizes):
         raise ValueError(f"layers of {weights.layer_sizes}, the configuration says {sizes[:20]}.")
@@ -240,6 +258,14 @@ def _weights(config: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Policy
     if not max(weights.depths) <= top <= _MAX_DEPTH:
         raise ValueError(f"depths {weights.depths} do not fit max_num_speculative_tokens {top}.")
     return weights
+
+
+def _shrinkage(values: Any) -> dict[int, Shrinkage]:
+    """By load; policies of earlier versions have none."""
+    try:
+        return {int(load): Shrinkage(**one) for load, one in values.items()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f'{CONFIG_FILE}: "shrinkage" is damaged: {error}.') from error
 
 
 def _card(config: dict[str, Any]) -> PolicyCard:

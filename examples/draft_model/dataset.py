@@ -70,7 +70,9 @@ class Texts:
         for rows in self._plan(self.kept, num_tokens, None):
             yield self._collate(rows)
 
-    def _plan(self, rows: list[int], num_tokens: int, rng: np.random.Generator | None) -> list[list[int]]:
+    def _plan(
+        self, rows: list[int], num_tokens: int, rng: np.random.Generator | None
+    ) -> list[list[int]]:
         """Batches of texts of like length."""
         noise = rng.random(len(rows)) * 40 if rng is not None else np.zeros(len(rows))
         order = sorted(range(len(rows)), key=lambda i: len(self.tokens[rows[i]]) + noise[i])

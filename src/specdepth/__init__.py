@@ -78,13 +78,18 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> LearnedScheduler:
     """Load an exported policy, ready to be a decoder's `depth_scheduler`.
 
     Args:
-        path_or_name: folder written by `specdepth export`, or the name of a policy that comes with
-            specdepth (a folder of that name wins).
+        path_or_name: folder written by `specdepth export`, the name of a policy that comes with
+            specdepth (a folder of that name wins), or "wandb:entity/project/name:alias", which is fetched
+            from Weights & Biases.
 
     Raises:
-        ValueError: neither such a folder nor such a name; damaged files; a policy for another
-            format version or other features.
+        ValueError: neither such a folder nor such a name; nothing that can be fetched; damaged files; a
+            policy for another format version or other features.
     """
+    if str(path_or_name).startswith("wandb:"):
+        from specdepth.agents.track_fetch import load_from_wandb
+
+        return load_from_wandb(str(path_or_name))
     import specdepth.checkpoints
     from specdepth.scheduler.learned import LearnedScheduler
     from specdepth.scheduler.model_folder import CONFIG_FILE

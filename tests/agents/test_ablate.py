@@ -236,6 +236,7 @@ def test_tracked_runs_are_grouped_by_variant(files: Path, tmp_path: Path) -> Non
     made = plan(files, tmp_path, track=True)
     assert all(run.config.track for run in made.runs)
     assert {run.config.wandb.group for run in made.runs} == {"base", "discount-0"}
+    assert {run.config.wandb.job_type for run in made.runs} == {"ablate"}
     # Tracking changes nothing in the result.
     assert made.runs[0].settings == plan(files, tmp_path).runs[0].settings
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from specdepth.agents.feature_groups import feature_mask
 from specdepth.agents.slot_policy import CLIP, MAX_DEPTH_COLUMN, MIN_STD, SlotFeatures, SlotPolicy
 from specdepth.envs.observation import ROW_HIGH, ROW_LOW
 from specdepth.scheduler.features import HIGH, LOW, NUM_FEATURES
@@ -110,3 +111,14 @@ def test_other_actions_and_extractors_are_refused() -> None:
     policy = SlotPolicy(SPACE, spaces.Discrete(5), lambda _: 1e-3)
     with pytest.raises(ValueError, match="no SlotFeatures"):
         _ = policy.normaliser
+
+
+def test_masked_features_are_constant_in_the_network() -> None:
+    features = SlotFeatures(SPACE, masked=("proposal",))
+    hidden = torch.from_numpy(feature_mask(("proposal",)) == 0)
+    assert 0 < int(hidden.sum()) < NUM_FEATURES
+    rows = observations(64)
+    features.update(rows)
+    seen = features(torch.from_numpy(rows))
+    assert bool((seen[:, hidden] == 0).all())
+    assert bool((seen[:, ~hidden].std(0) > 0).all())

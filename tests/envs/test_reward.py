@@ -15,6 +15,7 @@ from specdepth.envs.reward import (
     decision_s,
     depth_0_seconds_per_token,
     modelled_s,
+    relative_rewards,
     slot_rewards,
 )
 from specdepth.envs.workload_config import PromptPool, WorkloadConfig
@@ -229,3 +230,35 @@ def test_rates_that_an_earlier_version_saved_are_read() -> None:
 
 
 ROUNDS = real_rounds([0, 1, 2, 4])
+
+
+def test_relative_rewards_weigh_tokens_against_the_time_that_they_add() -> None:
+    state, outcome = ROUNDS[1]
+    drafted = outcome.num_drafted
+    runs, depths = np.array([0, 1, 2, 4]), np.array([1, 1, 0, 2])
+    rewards = relative_rewards(
+        state,
+        outcome,
+        runs=runs,
+        depths=depths,
+        token_worth=0.8,
+        seconds_per_token=0.01,
+        cost=LINEAR,
+    )
+    gained = np.minimum(runs, drafted) - np.minimum(runs, depths)
+    expected = 0.8 * gained - 0.003 * (drafted - depths) / 0.01
+    assert rewards == pytest.approx(expected)
+
+
+def test_agreement_with_the_reference_earns_nothing() -> None:
+    for state, outcome in ROUNDS[1:]:
+        rewards = relative_rewards(
+            state,
+            outcome,
+            runs=np.full(state.num_running, 3),
+            depths=outcome.num_drafted,
+            token_worth=0.8,
+            seconds_per_token=0.01,
+            cost=LINEAR,
+        )
+        assert not rewards.any()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ SHRINKAGE = {1: Shrinkage(price=1.25), 16: Shrinkage(pull=0.4, exponent=0.9, pri
 @pytest.fixture
 def offsets(make_weights: Any) -> PolicyWeights:
     plain = make_weights()
-    return make_weights(  # type: ignore[no-any-return]
+    return make_weights(
         weights=(*plain.weights[:-1], plain.weights[-1][1:]),
         biases=(*plain.biases[:-1], plain.biases[-1][1:]),
         depths=tuple(range(1, 9)),
@@ -65,6 +66,10 @@ def test_offsets_choose_as_the_greedy_rule_over_their_logits(
     assert len(seen) > 2
 
 
+def same(logits: Any, _: Any) -> Any:
+    return logits
+
+
 def test_more_worth_is_never_less_depth(
     offsets: PolicyWeights, make_card: Any, make_state: Any
 ) -> None:
@@ -74,7 +79,7 @@ def test_more_worth_is_never_less_depth(
     depths = []
     for shift in (-3.0, 0.0, 3.0):
         moved = logits + np.float32(shift)
-        rule = CappedGreedyDepth(LogitSurvival(lambda _, moved=moved: moved))
+        rule = CappedGreedyDepth(LogitSurvival(partial(same, moved)))
         depths.append(int(rule.choose(state)[0]))
     assert depths == sorted(depths)
     assert depths[0] < depths[-1]

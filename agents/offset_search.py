@@ -1,0 +1,141 @@
+"""A few-parameter policy of offsets, searched on replay: a start for PPO, and its rival.
+
+Replay has no noise, so two policies on the same requests differ by what they are, not by luck: an evolution
+strategy with mirrored samples and common requests [Salimans et al. 2017, arXiv 1703.03864] sees tenths of a
+percent. Loads are searched one by one.
+
+Legend: K deepest depth, F features, P parameters, H hidden units of the rule's survival model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdepth.decoder.trace import Trace
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.learned import LearnedScheduler
+from specdepth.scheduler.policy_file import PolicyCard, PolicyWeights
+from specdepth.scheduler.state import Floats
+
+from .offset_weights import FLAGS, SCALES, offset_weights
+from .rule_tuning import TrainingReplay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchConfig:
+    """How long and how widely to search.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    iterations: int = 14
+    """Steps a load."""
+    pairs: int = 7
+    """Mirrored pairs of samples a step."""
+    sigma: float = 0.5
+    """Standard deviation of samples, in units of `SCALES`."""
+    step: float = 0.9
+    """Length of the first step; it falls to 0 along a line."""
+    num_requests: int = 96
+    """Training requests of each replay, or as many as the load."""
+    num_replays: int = 4
+    """Different choices of requests, taken in turn."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "pairs", "num_requests", "num_replays"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not (self.sigma > 0 and self.step > 0):
+            raise ValueError(f"sigma and step must be above 0, got {self.sigma} and {self.step}.")
+
+
+def search_offsets(
+    trace: Trace,
+    cost: CostModel,
+    rule: CappedGreedyDepth,
+    loads: Sequence[int],
+    config: SearchConfig | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> PolicyWeights:
+    """Search offsets under `rule` on the training split; deterministic.
+
+    Args:
+        trace: whose training requests are replayed.
+        cost: prices of the machine.
+        rule: over a fitted survival model; a policy with all parameters 0 decides as it does.
+        loads: out of `FLAGS`.
+        config: see `SearchConfig`.
+        progress: called with the share that is done, 0..1.
+
+    Raises:
+        ValueError: another load, or a rule over something else.
+    """
+    config = config or SearchConfig()
+    unknown = sorted(set(loads) - set(FLAGS))
+    if unknown or not loads:
+        raise ValueError(f"offsets are searched at loads out of {list(FLAGS)}, got {list(loads)}.")
+    found: dict[int, Floats] = {}
+    for number, load in enumerate(loads):
+        replays = [
+            TrainingReplay(trace, cost, [load], num_requests=config.num_requests, seed=seed)
+            for seed in range(config.seed, config.seed + config.num_replays)
+        ]
+
+        def score(
+            values: Floats, step: int, load: int = load, replays: list[TrainingReplay] = replays
+        ) -> float:
+            weights = offset_weights(rule, {load: values})
+            scheduler = LearnedScheduler(weights, _card(trace))
+            return float(np.log(replays[step % len(replays)].throughput(scheduler, load)))
+
+        def report(share: float, number: int = number) -> None:
+            if progress is not None:
+                progress((number + share) / len(loads))
+
+        found[load] = ascend(score, config, config.seed + load, report)
+    return offset_weights(rule, found)
+
+
+def ascend(
+    score: Callable[[Floats, int], float],
+    config: SearchConfig,
+    seed: int,
+    report: Callable[[float], None] = lambda share: None,
+) -> Floats:
+    """Climb from 0 along the mirrored estimate of the gradient, with momentum and steps of given length.
+
+    Args:
+        score: of parameters [P] at a step; the same requests for all samples of a step.
+        config: of the search.
+        seed: of the samples.
+        report: called with the share that is done.
+    """
+    rng = np.random.default_rng(seed)
+    values: Floats = np.zeros(len(SCALES))
+    momentum = np.zeros(len(SCALES))
+    for step in range(config.iterations):
+        slope = np.zeros(len(SCALES))
+        for _ in range(config.pairs):
+            noise = rng.standard_normal(len(SCALES))
+            up = score(values + config.sigma * noise, step)
+            slope += (up - score(values - config.sigma * noise, step)) * noise
+        momentum = 0.6 * momentum + 0.4 * slope
+        length = config.step * (1 - step / config.iterations)
+        values = values + length * momentum / max(float(np.linalg.norm(momentum)), 1e-12)
+        report((step + 1) / config.iterations)
+    return values
+
+
+def _card(trace: Trace) -> PolicyCard:
+    info = trace.info
+    return PolicyCard(
+        model_pair=info.model_pair,
+        drafter=info.drafter,
+        max_num_speculative_tokens=info.max_num_speculative_tokens,
+    )
