@@ -11,6 +11,7 @@ SHORT = {"timesteps": 16_384, "replay.num_engines": 1, "workload.max_new_tokens"
 equal in steps, updates and lengths of texts."""
 
 OFFSET = {
+    "env": "replay",
     "action": "offset",
     "warm_start.scheduler": "rule:smollm2-prompt-lookup-cpu-bf16",
 }
