@@ -10,8 +10,11 @@ RULES = (
     *("mlc", "heuristic", "goodput", "goodput:adaspec", "goodput:positions", "goodput:window"),
     *("ema-greedy", "dspark", "adaptive-verification", "sglang-ladder", "ucb", "tlt", "eps-greedy"),
 )
-STOPS = ("hf-confidence", "llamacpp", "adaedl", "svip", "specdec++", "priced-stops")
+STOPS = ("hf-confidence", "llamacpp", "adaedl", "svip", "specdec++")
 """Stops between the passes of a draft model; with any other drafter they are the deepest fixed depth."""
+PRICED = "priced-stops"
+"""Caps by the greedy rule, and stops below them; takes an estimator too. Without a draft model it is the
+greedy rule."""
 WITH_SURVIVAL = ("blind-greedy", "greedy", "dspark", "adaptive-verification")
 """Rules that take an estimator of survival."""
 
@@ -35,6 +38,7 @@ def default_rules(info: TraceInfo, max_num_speculative_tokens: int) -> tuple[str
         *RULES,
         *(STOPS if has_draft_model else ()),
         *(f"{rule}:{estimator}" for rule in WITH_SURVIVAL),
+        *((f"{PRICED}:{estimator}",) if has_draft_model else ()),
         *fitting_rules(info, top),
     )
 

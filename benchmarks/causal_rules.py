@@ -116,7 +116,13 @@ def causal_rules(
     training: TrainingReplay, info: TraceInfo, survival: str | None
 ) -> dict[str, DepthScheduler]:
     """All rules that a deployment could run, with scalars from the training split."""
-    from specdepth.agents.default_rules import RULES, STOPS, WITH_SURVIVAL, fitting_rules
+    from specdepth.agents.default_rules import (
+        PRICED,
+        RULES,
+        STOPS,
+        WITH_SURVIVAL,
+        fitting_rules,
+    )
     from specdepth.agents.rule_tuning import best_single_depth, coordinate_search
     from specdepth.scheduler.baselines import FixedDepth
     from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
@@ -149,7 +155,7 @@ def causal_rules(
     estimating = [rule for rule in WITH_SURVIVAL if not (is_free and rule == "blind-greedy")]
     simple = "match" if is_free else "confidence"
     # With prompt lookup stops between draft passes are the deepest fixed depth.
-    stops = () if is_free else STOPS
+    stops = () if is_free else (*STOPS, f"{PRICED}:{name}")
     names = [
         f"greedy:{simple}",
         *RULES,

@@ -140,3 +140,18 @@ def test_transformers_generate_writes_the_same(
         generated,
         "depth 4 against transformers' generate",
     )
+
+
+def test_the_shipped_draft_model_is_often_right_and_changes_no_text(
+    plain: PreTrainedModel, prompts: list[list[int]], texts: dict[int, list[list[int]]]
+) -> None:
+    drafted = SpeculativeDecoder.from_pretrained(
+        "default", "smollm2-eagle3", dtype=torch.float32, device="cpu", max_model_len=512
+    )
+    some = slice(0, len(prompts), 4)
+    batch = drafted.generate(prompts[some], NUM_TOKENS, depth_scheduler=2)
+    assert batch.metrics.acceptance_rate > 0.2
+    written = [result.token_ids for result in batch]
+    assert_same_up_to_ties(
+        plain, prompts[some], written, texts[0][some], "the draft model against depth 0"
+    )
