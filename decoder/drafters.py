@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from .sequences import SequenceTable
 from .signals import law_signals
 from .verification import DraftProbs
 
-__all__ = ["DraftModel", "Drafter", "NoDrafter", "PromptLookup", "Proposal"]
+__all__ = ["DraftModel", "DraftOptions", "Drafter", "NoDrafter", "PromptLookup", "Proposal"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,6 +128,17 @@ class PromptLookup(NoDrafter):
         return Proposal(token_ids=tokens, lengths=plan.depths)
 
 
+class DraftOptions(TypedDict):
+    """What a draft model is told of its target and engine."""
+
+    target_vocab_size: int
+    """V. Tokens that the model cannot name have probability 0 in its laws."""
+    coupled: bool
+    """Draw with the noise that the target will use."""
+    max_pass_tokens: int
+    """Bound on tokens in a catch-up pass."""
+
+
 class DraftModel:
     """A smaller causal LM with its own KV in the shared pool.
 
@@ -137,9 +148,7 @@ class DraftModel:
         model: allocated with the pool's blocks.
         sequences: shared arrays over slots.
         pool: shared block tables.
-        target_vocab_size: V. Tokens that the model cannot name have probability 0 in its laws.
-        coupled: draw with the noise that the target will use.
-        max_pass_tokens: bound on tokens in a catch-up pass.
+        **options: see `DraftOptions`.
     """
 
     kind: DrafterKind = "draft-model"
@@ -151,16 +160,15 @@ class DraftModel:
         model: PagedModel,
         sequences: SequenceTable,
         pool: BlockPool,
-        *,
-        target_vocab_size: int,
-        coupled: bool,
-        max_pass_tokens: int,
+        **options: Unpack[DraftOptions],
     ) -> None:
         self.model = model
         self._seqs, self._pool = sequences, pool
-        self._vocab_size = target_vocab_size
-        self._coupled = coupled
-        self._cache = DraftCache(sequences, max_pass_tokens, reads_target=self.reads_target)
+        self._vocab_size = options["target_vocab_size"]
+        self._coupled = options["coupled"]
+        self._cache = DraftCache(
+            sequences, options["max_pass_tokens"], reads_target=self.reads_target
+        )
         self._names: Tensor | None = None
         """[V'] the target's id of each token of the model, where they differ."""
 

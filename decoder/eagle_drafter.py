@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from specdepth.scheduler.state import Ints
 
 from .attention import PassLayout
-from .drafters import DraftModel
+from .drafters import DraftModel, DraftOptions
 from .eagle_model import EagleModel
 from .kv_cache import BlockPool
 from .sequences import SequenceTable
@@ -25,9 +27,7 @@ class EagleDrafter(DraftModel):
         model: allocated with the pool's blocks, beside its target.
         sequences: shared arrays over slots.
         pool: shared block tables.
-        target_vocab_size: V. Tokens that the model cannot name have probability 0 in its laws.
-        coupled: draw with the noise that the target will use.
-        max_pass_tokens: bound on tokens in a catch-up pass.
+        **options: see `DraftOptions`.
     """
 
     reads_target = True
@@ -38,19 +38,9 @@ class EagleDrafter(DraftModel):
         model: EagleModel,
         sequences: SequenceTable,
         pool: BlockPool,
-        *,
-        target_vocab_size: int,
-        coupled: bool,
-        max_pass_tokens: int,
+        **options: Unpack[DraftOptions],
     ) -> None:
-        super().__init__(
-            model,
-            sequences,
-            pool,
-            target_vocab_size=target_vocab_size,
-            coupled=coupled,
-            max_pass_tokens=max_pass_tokens,
-        )
+        super().__init__(model, sequences, pool, **options)
         self._names = model.names
         width, dtype, device = model.config.hidden_size, model.dtype, model.device
         places = (pool.num_blocks + 1) * pool.block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ class LayerShape:
     value_dim: int
 
 
-class PagedModel:
+class PagedModel(ABC):
     """What every model of a decoder has. Subclasses set the attributes and run passes."""
 
     name: str
@@ -85,6 +86,7 @@ class PagedModel:
             self.layers, tables, starts, query_lens, self.block_size, self.device, self.backend
         )
 
+    @abstractmethod
     def forward(
         self, token_ids: Tensor, positions: Tensor, layout: PassLayout, logit_rows: Ints
     ) -> Tensor:
@@ -99,4 +101,3 @@ class PagedModel:
         Returns:
             [N, vocab_size] logits.
         """
-        raise NotImplementedError

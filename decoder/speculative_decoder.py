@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,7 @@ from specdepth.scheduler.depth import DepthScheduler, VerificationRule
 from .attention import PAGE_SIZE
 from .clock import Clock, WallClock
 from .config import EngineConfig, SamplingParams
-from .drafters import Drafter, DraftModel, NoDrafter, PromptLookup
+from .drafters import Drafter, DraftModel, DraftOptions, NoDrafter, PromptLookup
 from .eagle_drafter import EagleDrafter
 from .eagle_files import LoadedEagle, find_eagle
 from .eagle_model import EagleModel
@@ -41,12 +41,6 @@ DrafterFactory = Callable[[SequenceTable, BlockPool, PackedModel], Drafter]
 DEFAULT_DEPTH = 4
 MAX_TABLE_LEN = 32768
 """Longest sequence for which the token table is sized unless `max_model_len` says more."""
-
-
-class _DraftOptions(TypedDict):
-    target_vocab_size: int
-    coupled: bool
-    max_pass_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +115,7 @@ class SpeculativeDecoder:
         drafter: Drafter
         if drafting is not None:
             drafting.allocate(config.num_kv_blocks, config.block_size)
-            options: _DraftOptions = {
+            options: DraftOptions = {
                 "target_vocab_size": vocab_size,
                 "coupled": config.verification == "coupled",
                 "max_pass_tokens": config.max_num_batched_tokens,
