@@ -98,3 +98,13 @@ class BlockPool:
         owned = [self.tables[s, : self.num_allocated[s]] for s in range(len(self.tables))]
         seen = np.concatenate([*owned, self._free[: self.num_free]])
         assert np.array_equal(np.sort(seen), np.arange(self.num_blocks)), "KV blocks lost or shared"
+
+
+def consecutive_tables(num_blocks: Ints) -> NDArray[np.int32]:
+    """Block tables [N, widest] of sequences that take `num_blocks` [N] blocks each, one after the other
+    from block 0: for passes over an idle pool.
+    """
+    tables = np.zeros((len(num_blocks), int(num_blocks.max())), np.int32)
+    for row, (end, count) in enumerate(zip(np.cumsum(num_blocks), num_blocks, strict=True)):
+        tables[row, :count] = np.arange(end - count, end)
+    return tables

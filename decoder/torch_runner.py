@@ -17,7 +17,7 @@ from .config import EngineConfig
 from .draft_steps import ask_trim
 from .drafters import Drafter, DraftModel, Proposal
 from .eagle_drafter import EagleDrafter
-from .kv_cache import BlockPool
+from .kv_cache import BlockPool, consecutive_tables
 from .models import PackedModel
 from .packing import pack, tail_rows
 from .paged_model import PagedModel
@@ -281,9 +281,7 @@ class TorchRunner:
                 f"Contexts of {contexts.sum()} tokens do not fit into {self._pool.num_blocks} KV "
                 f"blocks of {self._pool.block_size}."
             )
-        tables = np.zeros((len(lengths), int(blocks.max())), np.int32)
-        for row, (end, count) in enumerate(zip(np.cumsum(blocks), blocks, strict=True)):
-            tables[row, :count] = np.arange(end - count, end)
+        tables = consecutive_tables(blocks)
         spans = pack(contexts - lengths, lengths)
         # Varied tokens: a repeated one would keep an embedding row in cache.
         ids = torch.from_numpy((spans.positions * 7919 + spans.sequence) % packed.vocab_size)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specdepth import SpeculativeDecoder
+from specdepth.decoder.kv_cache import consecutive_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,7 @@ class StateReader:
 
     def _pass(self, tokens: np.ndarray, lengths: np.ndarray) -> Tensor:
         blocks = -(-lengths // self.target.block_size)
-        tables = np.zeros((len(lengths), int(blocks.max())), np.int32)
-        for row, (end, count) in enumerate(zip(np.cumsum(blocks), blocks, strict=True)):
-            tables[row, :count] = np.arange(end - count, end)
+        tables = consecutive_tables(blocks)
         layout = self.target.layout(tables, np.zeros(len(lengths), np.int64), lengths)
         positions = np.concatenate([np.arange(length) for length in lengths])
         self._final.clear()

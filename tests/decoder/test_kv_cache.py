@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from specdepth.decoder.kv_cache import BlockPool
+from specdepth.decoder.kv_cache import BlockPool, consecutive_tables
 
 NUM_SLOTS = 5
 MAX_LEN = 30
@@ -95,3 +95,8 @@ def test_a_reset_pool_is_whole_whatever_was_half_done() -> None:
     pool.reset()
     pool.check()
     assert pool.num_free == 8
+
+
+def test_consecutive_tables_share_no_block() -> None:
+    tables = consecutive_tables(np.array([2, 1, 3]))
+    assert tables.tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
