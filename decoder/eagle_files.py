@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from specdepth.checkpoints import shipped_names, shipped_path
 from specdepth.scheduler.files import read_bounded, write_atomic
 
 from .eagle_net import EagleConfig, EagleNet
@@ -47,8 +47,7 @@ class LoadedEagle:
 
 def shipped_drafts() -> tuple[str, ...]:
     """Names of the draft models that come with specdepth."""
-    folder = files("specdepth.checkpoints") / "drafts"
-    return tuple(sorted(one.name for one in folder.iterdir() if one.is_dir()))
+    return shipped_names("drafts")
 
 
 def find_eagle(source: str | Path) -> LoadedEagle | None:
@@ -61,7 +60,7 @@ def find_eagle(source: str | Path) -> LoadedEagle | None:
         ValueError: files that are damaged or not supported.
     """
     if str(source) in shipped_drafts():
-        with as_file(files("specdepth.checkpoints") / "drafts" / str(source)) as folder:
+        with shipped_path("drafts", str(source)) as folder:
             return LoadedEagle(str(source), *load_eagle(folder))
     folder = Path(source)
     return LoadedEagle(folder.name, *load_eagle(folder)) if is_eagle(folder) else None

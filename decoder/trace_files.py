@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from importlib.resources import as_file, files
 from pathlib import Path
 
+from specdepth.checkpoints import shipped_names, shipped_path
 from specdepth.scheduler.state import DrafterKind
 
 from .trace import Trace
@@ -17,11 +17,7 @@ _SUFFIX = ".npz"
 
 def shipped_traces() -> tuple[str, ...]:
     """Names of the traces that come with specdepth."""
-    folder = files("specdepth.checkpoints") / "traces"
-    if not folder.is_dir():
-        return ()
-    names = (file.name for file in folder.iterdir())
-    return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
+    return shipped_names("traces", _SUFFIX)
 
 
 def load_trace(name_or_path: str | os.PathLike[str]) -> Trace:
@@ -44,7 +40,7 @@ def load_trace(name_or_path: str | os.PathLike[str]) -> Trace:
             f"no trace {name!r}: expected a file that specdepth record wrote, or one of these names: "
             f"{', '.join(('default', *known))}."
         )
-    with as_file(files("specdepth.checkpoints") / "traces" / f"{wanted}{_SUFFIX}") as shipped:
+    with shipped_path("traces", wanted, _SUFFIX) as shipped:
         return Trace.load(shipped)
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from importlib import resources
 from pathlib import Path
 
-from .cost import CostModel
+from specdepth.checkpoints import shipped_names, shipped_path
 
-_PACKAGE = "specdepth.checkpoints"
-_FOLDER = "costs"
+from .cost import CostModel
 
 
 def shipped_costs() -> tuple[str, ...]:
     """Names of the cost models that the package ships, sorted."""
-    folder = resources.files(_PACKAGE) / _FOLDER
-    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
-    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+    return shipped_names("costs", ".json")
 
 
 def load_cost(name_or_path: str | os.PathLike[str]) -> CostModel:
@@ -34,7 +30,7 @@ def load_cost(name_or_path: str | os.PathLike[str]) -> CostModel:
     text = os.fspath(name_or_path)
     names = shipped_costs()
     if text in names:
-        with resources.as_file(resources.files(_PACKAGE) / _FOLDER / f"{text}.json") as path:
+        with shipped_path("costs", text, ".json") as path:
             return CostModel.load(path)
     path = Path(text)
     if path.suffix.lower() == ".csv":

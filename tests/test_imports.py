@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,9 +254,9 @@ def test_load_policy_takes_a_folder(policy: Path) -> None:
 def test_load_policy_takes_the_name_of_a_policy_that_comes_with_specdepth(
     policy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import specdepth.checkpoints
-
-    monkeypatch.setattr(specdepth.checkpoints, "__path__", [str(policy.parent)])
+    (tmp_path / "policies").mkdir()
+    shutil.copytree(policy, tmp_path / "policies" / policy.name)
+    monkeypatch.setattr("specdepth.checkpoints.files", lambda package: tmp_path)
     monkeypatch.chdir(tmp_path)
     assert specdepth.load_policy(policy.name).card.model_pair == "a+b"
     with pytest.raises(ValueError, match=rf"one of these names: .*{policy.name}"):

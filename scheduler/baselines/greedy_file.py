@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from specdepth.checkpoints import shipped_names, shipped_path
 from specdepth.scheduler.files import read_bounded, write_atomic
 
 from .capped_greedy import CappedGreedyDepth, Shrinkage
@@ -19,13 +19,9 @@ FORMAT_VERSION = 1
 _MAX_FILE_BYTES = 1 << 20
 
 
-def shipped_rules() -> list[str]:
+def shipped_rules() -> tuple[str, ...]:
     """Names of the tuned rules in the package."""
-    folder = files("specdepth.checkpoints") / "rules"
-    if not folder.is_dir():
-        return []
-    names = (entry.name for entry in folder.iterdir())
-    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return shipped_names("rules", ".json")
 
 
 def save_greedy(
@@ -61,7 +57,7 @@ def load_greedy(name: str, **fits: Any) -> CappedGreedyDepth:
         ValueError: unknown, missing, oversized, damaged or foreign file; the sentence names it.
     """
     if name in shipped_rules():
-        with as_file(files("specdepth.checkpoints") / "rules" / f"{name}.json") as path:
+        with shipped_path("rules", name, ".json") as path:
             return _load(path, fits)
     return _load(Path(name), fits)
 

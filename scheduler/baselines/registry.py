@@ -69,6 +69,7 @@ KNOWN = (
     '"random:SEED"',
     '"guarded:NAME"',
     '"guarded:NAME:FALLBACK"',
+    '"policy:NAME"',
     '"policy:FOLDER"',
     "the folder of an exported policy",
 )
@@ -171,11 +172,11 @@ def make_scheduler(
         return _guarded(setting, fits)
     folder = setting if kind == "policy" else name
     if folder and (kind == "policy" or Path(folder).is_dir()):
-        from specdepth.scheduler.learned import (
-            LearnedScheduler,  # the baselines do without safetensors
+        from specdepth.scheduler.policy_names import (
+            find_policy,  # the baselines do without safetensors
         )
 
-        return LearnedScheduler.load(folder, **fits)
+        return find_policy(folder, **fits)
     rules = "".join(f', "rule:{rule}"' for rule in shipped_rules())
     raise ValueError(f'unknown scheduler "{name}"; there are {", ".join(KNOWN)}{rules}.')
 

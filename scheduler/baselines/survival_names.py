@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import as_file, files
 from pathlib import Path
 
+from specdepth.checkpoints import shipped_names, shipped_path
 from specdepth.scheduler.confidence_survival import ConfidenceSurvival
 from specdepth.scheduler.survival import SurvivalEstimator
 from specdepth.scheduler.survival_estimators import (
@@ -23,12 +23,9 @@ SIMPLE: dict[str, Callable[[], SurvivalEstimator]] = {
 """Estimators that learn while they run."""
 
 
-def shipped_survival_models() -> list[str]:
+def shipped_survival_models() -> tuple[str, ...]:
     """Names of the fitted models in the package."""
-    folder = files("specdepth.checkpoints") / "survival"
-    if not folder.is_dir():
-        return []
-    return sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file())
+    return shipped_names("survival")
 
 
 def shipped_survival_for(
@@ -81,7 +78,7 @@ def make_survival(
 
     shipped = shipped_survival_models()
     if name in shipped:
-        with as_file(files("specdepth.checkpoints") / "survival" / name) as path:
+        with shipped_path("survival", name) as path:
             return load(path)
     if name and Path(name).is_dir():
         return load(Path(name))

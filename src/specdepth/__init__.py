@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._version import __version__
@@ -90,27 +89,9 @@ def load_policy(path_or_name: str | os.PathLike[str]) -> LearnedScheduler:
         from specdepth.agents.track_fetch import load_from_wandb
 
         return load_from_wandb(str(path_or_name))
-    import specdepth.checkpoints
-    from specdepth.scheduler.learned import LearnedScheduler
-    from specdepth.scheduler.model_folder import CONFIG_FILE
-    from specdepth.scheduler.policy_file import WEIGHTS_FILE
+    from specdepth.scheduler.policy_names import find_policy
 
-    folder = Path(path_or_name)
-    if not folder.is_dir():
-        # the package's own path: in an editable install it lies elsewhere than this file
-        root = Path(specdepth.checkpoints.__path__[0])
-        names = sorted(
-            file.parent.name
-            for file in root.glob(f"*/{WEIGHTS_FILE}")
-            if (file.parent / CONFIG_FILE).is_file()
-        )
-        if str(path_or_name) not in names:
-            raise ValueError(
-                f"no policy {os.fspath(path_or_name)!r}: expected a folder with {WEIGHTS_FILE} and "
-                f"{CONFIG_FILE}, or one of these names: {', '.join(names) or '(none yet)'}."
-            )
-        folder = root / path_or_name
-    return LearnedScheduler.load(folder)
+    return find_policy(path_or_name)
 
 
 if not TYPE_CHECKING:  # type checkers take the names from above, and refuse any other
