@@ -37,6 +37,9 @@ COMMANDS = {
     "record": Command("record_command", "Record what a drafter gets accepted, for exact replay."),
     "fit-survival": Command("survival_command", "Fit what estimates acceptance, from traces."),
     "train": Command("train_command", "Train a policy with PPO, live or on replay."),
+    "train-universal": Command(
+        "universal_command", "Train one policy for many machines, on several traces."
+    ),
     "evaluate": Command("evaluate_command", "Compare policies on the same requests and loads."),
     "ablate": Command("ablate_command", "Train a grid of variants and say what made a difference."),
     "advise": Command(

@@ -15,6 +15,7 @@ import numpy as np
 
 from specdepth.decoder.config import EngineConfig
 from specdepth.decoder.engine_profile import EngineProfile
+from specdepth.decoder.metrics import EngineMetrics
 from specdepth.decoder.oracles import HindsightDepths, HindsightUniformDepth
 from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.serving import ServeResult, serve
@@ -47,6 +48,7 @@ def evaluate_replay(
     arrivals: Sequence[ArrivalKind] = ("constant",),
     rows: Ints | None = None,
     seed: int = 0,
+    orders: int = 1,
     config: EngineConfig | None = None,
     profile: EngineProfile | None = None,
     oracles: bool = True,
@@ -65,6 +67,8 @@ def evaluate_replay(
         arrivals: kinds of arrivals.
         rows: of the trace; the held-out requests by default.
         seed: of order and arrival times.
+        orders: serve all of it so often, each time in another order, and count it together: who runs
+            beside whom is luck, and more orders even it out.
         config: of the engine; None has as many slots as the highest load, or 32.
         profile: how the engine differs from ours; ours by default.
         oracles: add `ORACLE`, `ONE_DEPTH_ORACLE` and, if there are fixed depths, `BEST_FIXED`.
@@ -72,15 +76,21 @@ def evaluate_replay(
         progress: called after each run.
 
     Raises:
-        ValueError: no policy, one with the name of an oracle, bad loads or arrivals, a K that was not
-            recorded, or a policy that does not fit the trace.
+        ValueError: no policy, one with the name of an oracle, bad loads, arrivals or orders, a K that
+            was not recorded, or a policy that does not fit the trace.
     """
     if not policies:
         raise ValueError("evaluation needs at least one policy.")
+    if orders < 1:
+        raise ValueError(f"orders must be at least 1, got {orders}.")
     rows = trace.rows("held-out") if rows is None else rows
     if not len(rows):
         raise ValueError("this choice of the trace holds no request; choose another split or kind.")
-    workloads = make_workloads(trace, cost, rows, loads, arrivals, seed)
+    workloads = [
+        workload
+        for order in range(orders)
+        for workload in make_workloads(trace, cost, rows, loads, arrivals, seed + order)
+    ]
     decoder = ReplayDecoder(trace, cost, _config(trace, config, loads), profile)
     chosen = dict(policies)
     if oracles:
@@ -92,19 +102,20 @@ def evaluate_replay(
     runs: dict[int | str, LoadRuns] = {}
     largest_pass = 0
     for number, workload in enumerate(workloads):
-        run = runs[workload.load] = LoadRuns(tuple(chosen))
+        run = runs.setdefault(workload.load, LoadRuns(tuple(chosen)))
         requests = decoder.requests(np.array(workload.order))
         work = Workload(requests=requests, process=workload.process)
         served: dict[str, ServeResult] = {}
         for name, policy in chosen.items():
             timed = _Timed(policy, decoder, charge=charge_decisions)
-            served[name], largest = _serve(decoder, work, timed)
-            run.decision_s[name] = timed.seconds
+            served[name], largest = _serve(decoder, work, timed, run.metrics.get(name))
+            run.decision_s[name] = run.decision_s.get(name, 0.0) + timed.seconds
             largest_pass = max(largest_pass, largest)
             if progress is not None:
                 done = number + len(served) / len(chosen)
                 progress(done / len(workloads), f"load {workload.load}, {name}")
-        run.add(workload.order, workload.num_repeats - 1, served)
+        order = number * orders // len(workloads)
+        run.add(workload.order, (order + 1) * workload.num_repeats - 1, served)
     found = Comparison(runs=runs, clock="virtual")
     if oracles and found.fixed_depths:
         for load, run in runs.items():
@@ -129,9 +140,12 @@ def _config(trace: Trace, config: EngineConfig | None, loads: Sequence[int]) -> 
 
 
 def _serve(
-    decoder: ReplayDecoder, workload: Workload, scheduler: DepthScheduler
+    decoder: ReplayDecoder,
+    workload: Workload,
+    scheduler: DepthScheduler,
+    metrics: EngineMetrics | None,
 ) -> tuple[ServeResult, int]:
-    """Return what it gave, and the tokens of its largest pass."""
+    """Return what it gave, counting on in `metrics`, and the tokens of its largest pass."""
     largest = 0
 
     def note(outcome: RoundOutcome) -> None:
@@ -139,7 +153,8 @@ def _serve(
         largest = max(largest, outcome.num_pass_tokens)
 
     decoder.engine.round_index = 0  # schedulers may see it, and all of them start alike
-    return serve(decoder.engine, workload, scheduler, on_round=note), largest
+    served = serve(decoder.engine, workload, scheduler, on_round=note, metrics=metrics)
+    return served, largest
 
 
 class _Timed:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from .baselines.capped_greedy import CappedGreedyDepth
-from .features import NUM_FEATURES, feature_matrix
+from .features import HIGH, LOW, NUM_FEATURES, feature_matrix
 from .learned_offset import LogitSurvival
+from .model_folder import ANY
 from .policy_file import POLICY, Float32s, PolicyCard, PolicyWeights, read_policy, save_policy
 from .state import Ints, RoundOutcome, RoundState
 
@@ -53,6 +54,12 @@ class LearnedScheduler:
             for weight, bias in zip(weights.weights, weights.biases, strict=True)
         )
         self._clip = np.float32(weights.clip)
+        # Policies of offsets read features as they are, and those are bounded.
+        self._is_raw = (
+            not weights.mean.any()
+            and bool((weights.inv_std == 1).all())
+            and weights.clip >= max(float(HIGH.max()), -float(LOW.min()))
+        )
         self._depths: Ints = np.array(weights.depths, np.int64)
         self._rule: CappedGreedyDepth | None = None
         if weights.action == "offset":
@@ -96,9 +103,11 @@ class LearnedScheduler:
 
     def scores(self, observations: Float32s) -> Float32s:
         """Score each action, float32 [R, actions], for raw features, float32 [R, F]."""
-        hidden = (observations - self.weights.mean) * self.weights.inv_std
-        np.maximum(hidden, -self._clip, out=hidden)
-        np.minimum(hidden, self._clip, out=hidden)
+        hidden = observations
+        if not self._is_raw:
+            hidden = (observations - self.weights.mean) * self.weights.inv_std
+            np.maximum(hidden, -self._clip, out=hidden)
+            np.minimum(hidden, self._clip, out=hidden)
         last = len(self._layers) - 1
         for i, (weight, bias) in enumerate(self._layers):
             hidden = hidden @ weight
@@ -116,7 +125,7 @@ class LearnedScheduler:
         Raises:
             ValueError: when the decoder's K or kind of drafter is not the policy's.
         """
-        if state.drafter != self.card.drafter:
+        if self.card.drafter not in (state.drafter, ANY):
             raise ValueError(
                 f"the policy was trained for the drafter {self.card.drafter}, the decoder has "
                 f"{state.drafter}; train one for it, or use the policy where it belongs."

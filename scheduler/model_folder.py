@@ -22,6 +22,8 @@ from safetensors.numpy import save as save_tensors
 from .files import read_bounded, write_atomic
 
 CONFIG_FILE = "config.json"
+ANY = "any"
+"""Model pair or drafter of what was made for all of them."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_WEIGHTS_BYTES = 1 << 26
@@ -119,13 +121,13 @@ class FolderFormat:
         return ValueError(f"cannot use {self.noun} {folder}: {error}")
 
     def check_fits(self, folder: Path, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Refuse what was made for something else; a wanted value of None takes any.
+        """Refuse what was made for something else; a wanted value of None takes any, and `ANY` fits all.
 
         Raises:
             ValueError: a value differs.
         """
         for name, value in wanted.items():
-            if value is not None and value != found[name]:
+            if value is not None and found[name] not in (value, ANY):
                 raise ValueError(
                     f"{self.noun} {folder} was {self.made} for {name} {found[name]}, not {value}; "
                     f"{self.make} one for it, or use this where it belongs."

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .features import FEATURE_NAMES, feature_matrix
+from .model_folder import ANY
 from .state import Floats, Ints, RoundOutcome, RoundState
 from .survival_estimators import within_depths
 from .survival_file import (
@@ -104,7 +105,7 @@ class SurvivalModel:
         Raises:
             ValueError: when the decoder's K or kind of drafter is not the model's.
         """
-        if state.drafter != self.card.drafter:
+        if self.card.drafter not in (state.drafter, ANY):
             raise ValueError(
                 f"the survival model was fitted for the drafter {self.card.drafter}, the decoder has "
                 f"{state.drafter}; fit one for it, or use the model where it belongs."

@@ -248,3 +248,25 @@ def test_bad_settings_are_refused(changes, message):
     settings: dict[str, Any] = {"policies": policies(), "loads": [1]}
     with pytest.raises(ValueError, match=message):
         evaluate_replay(TRACE, COST, **(settings | changes))
+
+
+def test_orders_are_counted_together():
+    load = [4]
+    together = evaluate_replay(TRACE, COST, policies(), load, orders=2)
+    apart = [evaluate_replay(TRACE, COST, policies(), load, seed=seed) for seed in (0, 1)]
+    run, parts = together.runs[4], [one.runs[4] for one in apart]
+    for policy in (*policies(), ORACLE):
+        assert run.makespan_s[policy] == sum(part.makespan_s[policy] for part in parts)
+        rounds = [part.metrics[policy].num_rounds for part in parts]
+        assert run.metrics[policy].num_rounds == sum(rounds)
+        for index, (tokens, seconds) in run.sums(policy).items():
+            each = [part.sums(policy)[index] for part in parts]
+            assert tokens == sum(one[0] for one in each)
+            assert seconds == pytest.approx(sum(one[1] for one in each))
+    assert run.num_repeats == sum(part.num_repeats for part in parts)
+    assert parts[0].makespan_s["fixed:4"] != parts[1].makespan_s["fixed:4"]
+
+
+def test_no_order_is_refused():
+    with pytest.raises(ValueError, match="orders must be at least 1, got 0"):
+        evaluate_replay(TRACE, COST, policies(), [1], orders=0)

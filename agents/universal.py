@@ -1,0 +1,205 @@
+"""One policy for many machines and drafters: trained on several traces, at prices of random machines.
+
+What a token earns is a matter of the models, what it costs one of the machine. A survival model is fitted
+to all traces at once, and the greedy rule over it reads the prices of whatever machine it runs on. Then
+offsets of the rule are searched, each step on other machines, so that what is learned holds for all of them.
+
+Legend: K deepest depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from specdepth.decoder.trace import Trace
+from specdepth.envs import REPLAY_DECODE
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.learned import LearnedScheduler
+from specdepth.scheduler.model_folder import ANY
+from specdepth.scheduler.policy_file import PolicyCard
+from specdepth.scheduler.state import Floats
+from specdepth.scheduler.survival_model import SurvivalCard, SurvivalModel
+
+from .offset_search import SearchConfig, ascend
+from .offset_weights import FLAGS, offset_weights
+from .policy_card import git_sha
+from .random_costs import random_cost
+from .replay_engines import content_sha256
+from .results import collect_versions
+from .rule_tuning import TrainingReplay
+from .survival_fit import SurvivalFitConfig, fit_survival, inputs_for
+from .survival_rows import (
+    Behaviour,
+    SurvivalRows,
+    collect_rows,
+    exploring_behaviours,
+    greedy_behaviours,
+)
+
+START = {1: Shrinkage(price=1.25), 2: Shrinkage(pull=0.2, price=1.25)}
+"""Shrinkage that the search starts at: about what tuning gives on one machine."""
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UniversalConfig:
+    """How to train.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    loads: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Concurrent requests to search at; 1 to 32, each once."""
+    machines_per_step: int = 2
+    """Machines, each with a trace and requests of its own, that a sample is scored on."""
+    survival: SurvivalFitConfig = field(default_factory=lambda: SurvivalFitConfig(hidden_units=32))
+    search: SearchConfig = field(
+        default_factory=lambda: SearchConfig(iterations=16, num_requests=64)
+    )
+    seed: int = 0
+    """Of machines, requests, fits and samples."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.loads) - set(FLAGS))
+        if unknown or not self.loads:
+            raise ValueError(f"loads must be out of {list(FLAGS)}, got {list(self.loads)}.")
+        if self.machines_per_step < 1:
+            raise ValueError(f"machines_per_step must be at least 1, got {self.machines_per_step}.")
+
+
+def train_universal(
+    traces: Mapping[str, Trace],
+    config: UniversalConfig | None = None,
+    *,
+    command: str = "",
+    progress: Progress = lambda share, detail: None,
+) -> LearnedScheduler:
+    """Train on the training splits of all traces.
+
+    Args:
+        traces: by name, of any models and drafters, with one K.
+        config: see `UniversalConfig`.
+        command: how to do it again, for the card.
+        progress: told the share done and what is going on.
+
+    Raises:
+        ValueError: no traces, or different K.
+    """
+    config = config or UniversalConfig()
+    tops = {trace.info.max_num_speculative_tokens for trace in traces.values()}
+    if len(tops) != 1:
+        raise ValueError(
+            f"a universal policy needs traces of one max_num_speculative_tokens, got {sorted(tops)}."
+        )
+    rng = np.random.default_rng(config.seed)
+    model = _fit(traces, config, rng, progress)
+    rule = CappedGreedyDepth(model, START)
+    settings = replace(config.search, seed=config.seed)
+    found: dict[int, Floats] = {}
+    for number, load in enumerate(config.loads):
+        machines = [
+            _machines(traces, load, config, rng) for _ in range(settings.iterations)
+        ]  # all are drawn before the search, so that its samples do not change them
+
+        def score(
+            values: Floats,
+            step: int,
+            load: int = load,
+            machines: list[list[TrainingReplay]] = machines,
+        ) -> float:
+            scheduler = LearnedScheduler(offset_weights(rule, {load: values}), _card(tops))
+            return float(
+                np.mean([np.log(one.throughput(scheduler, load)) for one in machines[step]])
+            )
+
+        def report(share: float, number: int = number, load: int = load) -> None:
+            done = (number + share) / len(config.loads)
+            progress(0.3 + 0.7 * done, f"searching at load {load}")
+
+        found[load] = ascend(score, settings, config.seed + load, report)
+    weights = offset_weights(rule, found)
+    training = {
+        "command": command,
+        "method": "survival fitted to all traces; offsets searched over random machines",
+        "traces": {name: content_sha256(trace) for name, trace in traces.items()},
+        "config": asdict(config),
+        "loads": list(config.loads),
+        "seed": config.seed,
+    }
+    return LearnedScheduler(weights, replace(_card(tops), training=training))
+
+
+def _fit(
+    traces: Mapping[str, Trace],
+    config: UniversalConfig,
+    rng: np.random.Generator,
+    progress: Progress,
+) -> SurvivalModel:
+    """Fit to exploring schedules first, then also to those of the rule over that fit (see
+    `study_survival`).
+    """
+    settings = replace(config.survival, seed=config.seed)
+    inputs = tuple(dict.fromkeys(inputs_for("prompt-lookup") + inputs_for("draft-model")))
+    card = SurvivalCard(model_pair=ANY, drafter=ANY)
+    top = next(iter(traces.values())).info.max_num_speculative_tokens
+    progress(0.0, "replaying exploring schedules")
+    explored = _rows(traces, rng, exploring_behaviours(config.seed, top))
+    progress(0.1, "fitting")
+    model = SurvivalModel(fit_survival(explored, inputs, settings).weights, card)
+    progress(0.15, "replaying its own rule")
+    own = _rows(traces, rng, greedy_behaviours(model))
+    progress(0.25, "fitting again")
+    rows = SurvivalRows.concatenate([explored, own])
+    return SurvivalModel(fit_survival(rows, inputs, settings).weights, card)
+
+
+def _rows(
+    traces: Mapping[str, Trace], rng: np.random.Generator, behaviours: list[Behaviour]
+) -> SurvivalRows:
+    return SurvivalRows.concatenate(
+        [
+            collect_rows(trace, _cost(trace, rng), trace.rows("train"), behaviours)
+            for trace in traces.values()
+        ]
+    )
+
+
+def _machines(
+    traces: Mapping[str, Trace], load: int, config: UniversalConfig, rng: np.random.Generator
+) -> list[TrainingReplay]:
+    """Machines of one step: traces in turn, at prices and with requests of their own."""
+    named = list(traces.values())
+    first = int(rng.integers(len(named)))
+    chosen = [named[(first + i) % len(named)] for i in range(config.machines_per_step)]
+    return [
+        TrainingReplay(
+            trace,
+            _cost(trace, rng),
+            [load],
+            num_requests=config.search.num_requests,
+            seed=int(rng.integers(2**31)),
+        )
+        for trace in chosen
+    ]
+
+
+def _cost(trace: Trace, rng: np.random.Generator) -> CostModel:
+    return random_cost(rng, draft_model=trace.info.drafter == "draft-model")
+
+
+def _card(tops: set[int]) -> PolicyCard:
+    return PolicyCard(
+        model_pair=ANY,
+        drafter=ANY,
+        max_num_speculative_tokens=max(tops),
+        mask_depths=True,
+        env_id=REPLAY_DECODE,
+        git_sha=git_sha(),
+        versions=collect_versions(),
+    )
