@@ -206,6 +206,29 @@ class CostModel:
             one += share * (self._prefill.at(num_pass_tokens) - one)
         return float(one + self.context_s * num_context_tokens)
 
+    def passes_s(
+        self,
+        first: int,
+        count: int,
+        num_prefill_tokens: int = 0,
+        num_context_tokens: int = 0,
+    ) -> NDArray[np.float64]:
+        """Seconds of target passes of `first`, `first` + 1, ... tokens, float64 [count].
+
+        What `pass_s` says of each, sooner.
+
+        Args:
+            first: tokens of the smallest pass, 1 or more.
+            count: passes.
+            num_prefill_tokens: see `pass_s`.
+            num_context_tokens: see `pass_s`.
+        """
+        seconds = self._verify.in_row(first, count)
+        if num_prefill_tokens:
+            share = np.minimum(num_prefill_tokens / np.arange(first, first + count), 1.0)
+            seconds = seconds + share * (self._prefill.in_row(first, count) - seconds)
+        return seconds + self.context_s * num_context_tokens
+
     @overload
     def draft_pass_s(self, num_sequences: Scalar) -> float: ...
     @overload
@@ -217,6 +240,13 @@ class CostModel:
                 return np.zeros(num_sequences.shape)
             return self._draft.at_each(num_sequences)
         return 0.0 if self._draft is None else float(self._draft.at(num_sequences))
+
+    def draft_passes_s(self, count: int) -> NDArray[np.float64]:
+        """Seconds of one draft pass over 0, 1, ... `count` sequences, float64 [count + 1].
+
+        What `draft_pass_s` says of each, sooner; not to be written to.
+        """
+        return np.zeros(count + 1) if self._draft is None else self._draft.in_row(0, count + 1)
 
     def draft_round_s(
         self, draft_pass_sequences: tuple[int, ...], num_catch_up_tokens: int = 0

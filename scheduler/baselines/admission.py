@@ -29,10 +29,11 @@ class RankedTokens(NamedTuple):
         return np.bincount(self.rows[:budget], minlength=num_rows)
 
 
-def rank_tokens(survival: Floats) -> RankedTokens:
-    """Sort the tokens of `survival` [R, K]."""
+def rank_tokens(survival: Floats, above: float = 0.0) -> RankedTokens:
+    """Sort the tokens of `survival` [R, K]; those that are not `above` a survival are left out."""
     by_column = survival.T.ravel()
-    order = np.argsort(-by_column, kind="stable")[: np.count_nonzero(by_column > 0)]
+    kept = (by_column > above).nonzero()[0]
+    order = kept[(-by_column[kept]).argsort(kind="stable")]
     columns, rows = np.divmod(order, max(len(survival), 1))
     return RankedTokens(rows, columns, by_column[order])
 
@@ -44,6 +45,6 @@ def expected_tokens(ranked: RankedTokens, num_running: int) -> Floats:
     """
     expected = np.empty(len(ranked.survival) + 1)
     expected[0] = num_running
-    np.cumsum(ranked.survival, out=expected[1:])
+    np.add.accumulate(ranked.survival, out=expected[1:])
     expected[1:] += num_running
     return expected

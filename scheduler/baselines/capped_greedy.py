@@ -18,7 +18,7 @@ import numpy as np
 from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
 from specdepth.scheduler.survival import SurvivalEstimator
 
-from .admission import RankedTokens, expected_tokens, rank_tokens
+from .admission import expected_tokens, rank_tokens
 from .lawful import EVERY_RULE
 from .pricing import verify_seconds
 
@@ -111,13 +111,14 @@ class CappedGreedyDepth:
         if not num_running:
             return np.zeros(0, np.int64)
         shrinkage = self.shrinkage_at(num_running)
-        ranked = rank_tokens(shrink(self.survival.survival(state), state.max_depths, shrinkage))
-        tokens = expected_tokens(ranked, num_running)
-        seconds = verify_seconds(state, len(tokens) - 1)
+        survival = shrink(self.survival.survival(state), state.max_depths, shrinkage)
+        seconds = verify_seconds(state, survival.size)
         seconds = seconds[0] + shrinkage.price * (seconds - seconds[0])
-        if state.drafter != "draft-model" or state.cost.drafter_is_free:
-            return ranked.depths(int((tokens / seconds).argmax()), num_running)
-        return _best_capped(state, ranked, seconds, shrinkage.price)
+        if state.drafter == "draft-model" and not state.cost.drafter_is_free:
+            return _best_capped(state, survival, seconds, shrinkage.price)
+        ranked = rank_tokens(survival, above=_least_worth(seconds, num_running))
+        tokens = expected_tokens(ranked, num_running)
+        return ranked.depths(int((tokens / seconds[: len(tokens)]).argmax()), num_running)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Let the estimator learn."""
@@ -138,44 +139,59 @@ def shrink(survival: Floats, max_depths: Ints, shrinkage: Shrinkage) -> Floats:
     if not shrinkage.pull:
         return survival
     possible = np.arange(survival.shape[1]) < max_depths[:, None]
-    mean = survival.sum(axis=0) / np.maximum(possible.sum(axis=0), 1)
-    pulled = np.where(possible, survival + shrinkage.pull * (mean - survival), 0.0)
+    mean = np.add.reduce(survival) / np.maximum(np.add.reduce(possible), 1)
+    pulled = (survival + shrinkage.pull * (mean - survival)) * possible
     # Fewer sequences are behind the mean at deeper positions, so it may rise from one to the next.
     return np.minimum.accumulate(pulled, axis=1)
 
 
-def _best_capped(state: RoundState, ranked: RankedTokens, verify_s: Floats, price: float) -> Ints:
+def _least_worth(verify_s: Floats, num_running: int, draft_s: float = 0.0) -> float:
+    """Return the survival that the last token of the best candidate exceeds, or 0.
+
+    A last token whose survival is below what its time is worth at the rate without drafts, is too
+    dear: the candidate without it commits more tokens a second, or no drafts at all do.
+
+    Args:
+        verify_s: [N + 1] as in `_best_capped`.
+        num_running: R.
+        draft_s: weighed draft time that a token adds at the least.
+    """
+    added_s = float(np.minimum.reduce(verify_s[1:] - verify_s[:-1], initial=math.inf)) + draft_s
+    # A hair less, so that the last bits of two scores decide as they would without it.
+    return max((1 - 1e-9) * added_s * num_running / float(verify_s[0]), 0.0)
+
+
+def _best_capped(state: RoundState, survival: Floats, verify_s: Floats, price: float) -> Ints:
     """Search all caps with draft passes charged.
 
     Args:
         state: of a round with a draft model.
-        ranked: N tokens.
-        verify_s: [N + 1] weighed price of the round by drafted tokens, without draft passes.
+        survival: [R, K].
+        verify_s: [R * K + 1] weighed price of the round by drafted tokens, without draft passes.
         price: weight of the draft time.
     """
-    num_running, num_tokens = state.num_running, len(ranked.rows)
+    num_running = state.num_running
+    pass_s = state.cost.draft_passes_s(num_running)
+    by_sequence = pass_s[1:] - pass_s[:-1]
+    least_draft_s = price * float(by_sequence.min())
+    ranked = rank_tokens(survival, above=_least_worth(verify_s, num_running, least_draft_s))
+    num_tokens = len(ranked.rows)
     if not num_tokens:
         return np.zeros(num_running, np.int64)
-    caps = np.arange(1, int(ranked.columns.max()) + 2)
-    allowed = ranked.columns < caps[:, None]  # [caps, N]
-    counts = np.cumsum(allowed, axis=1, dtype=np.int64)
+    rows, columns = ranked.rows, ranked.columns
+    caps = np.arange(int(columns.max()) + 2)  # 0 is no drafts
+    allowed = columns < caps[:, None]  # [caps, N]
+    counts = np.add.accumulate(allowed, axis=1, dtype=np.int64)
     # Draft pass j holds the sequences with more than j tokens. The token that makes a sequence so
     # deep adds it to that pass, and which number it has there is the same under every cap.
     at = np.arange(num_tokens)
-    shallower = np.where(ranked.columns > 0, counts[ranked.columns - 1, at], 0)
-    in_pass = counts[ranked.columns, at] - shallower
-    pass_s = state.cost.draft_pass_s(np.arange(num_running + 1))
-    added_s = np.diff(pass_s)[in_pass - 1]
+    in_pass = counts[columns + 1, at] - counts[columns, at]
     # Catching up serves the rest of the text, so a round pays one token's share of it.
     share_s = state.cost.draft_token_s * np.maximum(state.draft_lag, 0)
     share_s = share_s / np.maximum(state.num_remaining, 1)
-    added_s = added_s + np.where(ranked.columns == 0, share_s[ranked.rows], 0.0)
-    tokens = num_running + np.cumsum(allowed * ranked.survival, axis=1)
-    seconds = verify_s[counts] + price * np.cumsum(allowed * added_s, axis=1)
-    scores = tokens / seconds
-    best = int(scores.argmax())
-    if scores.flat[best] <= num_running / verify_s[0]:
-        return np.zeros(num_running, np.int64)
-    cap, last = divmod(best, num_tokens)
-    admitted = ranked.rows[: last + 1][allowed[cap, : last + 1]]
+    added_s = by_sequence[in_pass - 1] + np.where(columns == 0, share_s[rows], 0.0)
+    tokens = num_running + np.add.accumulate(allowed * ranked.survival, axis=1)
+    seconds = verify_s[counts] + price * np.add.accumulate(allowed * added_s, axis=1)
+    cap, last = divmod(int((tokens / seconds).argmax()), num_tokens)
+    admitted = rows[: last + 1][allowed[cap, : last + 1]]
     return np.bincount(admitted, minlength=num_running)

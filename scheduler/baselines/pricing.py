@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from specdepth.scheduler.state import Floats, RoundState
@@ -39,10 +38,10 @@ def verify_seconds(state: RoundState, num_drafted_tokens: int) -> Floats:
     Entry B is the price where B drafted tokens are verified in all.
     """
     prefill = max(state.num_prefill_tokens, 0)
-    first = state.num_running + prefill
-    sizes = np.arange(first, first + num_drafted_tokens + 1)
-    seconds = state.cost.pass_s(sizes, prefill, max(state.num_context_tokens, 0))
-    return seconds + (state.cost.overhead_s - prefill_s(state))
+    first, context = state.num_running + prefill, max(state.num_context_tokens, 0)
+    seconds = state.cost.passes_s(first, num_drafted_tokens + 1, prefill, context)
+    seconds += state.cost.overhead_s - prefill_s(state)
+    return seconds
 
 
 def prefill_s(state: RoundState) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.agents.made_trace import make_trace
@@ -77,6 +78,30 @@ def test_decision_cost(script: Script) -> None:
     assert 0 < found["share"] < 1
     assert found["layer_sizes"][1:] == [64, 64, 9]
     assert found["num_seqs"] == 32
+    assert 0 < found["offset_microseconds"] <= found["offset_microseconds_p95"]
+    assert len(found["offset_layer_sizes"]) == 3
+    assert found["offset_layer_sizes"][-1] == 8
+
+
+def test_decision_cost_of_a_named_policy(script: Script) -> None:
+    found = script("decision_cost", "--policy", "fixed:2")
+    assert found["policy"] == "fixed:2"
+    assert 0 < found["microseconds"] < found["offset_microseconds"]
+    assert found["layer_sizes"] == []
+
+
+def test_the_policy_of_offsets_decides_as_its_rule() -> None:
+    from decision_cost import RULE, Observed, _replay, offset_policy
+
+    from specdepth.scheduler.baselines import make_scheduler
+
+    observed, rule = Observed(offset_policy()), make_scheduler(RULE)
+    _replay(observed, num_requests=4)
+    states = [state for state in observed.states if state.num_running == 4][:40]
+    depths = [observed.policy.choose(state) for state in states]
+    assert any(depth.any() for depth in depths)
+    same = [(one == rule.choose(state)).all() for one, state in zip(depths, states, strict=True)]
+    assert np.mean(same) > 0.9  # the last bits of the logits may differ
 
 
 def test_engine_overhead(script: Script) -> None:

@@ -83,6 +83,29 @@ def test_numbers_and_arrays_cost_the_same(tokens: int, prefill: int, context: in
     assert each[0] == pytest.approx(COST.pass_s(tokens, prefill, context))
 
 
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 60), st.integers(0, 999))
+def test_passes_in_a_row_cost_what_each_does(
+    first: int, count: int, prefill: int, context: int
+) -> None:
+    sizes = np.arange(first, first + count)
+    for cost in (COST, GRAPHED):
+        in_row = cost.passes_s(first, count, prefill, context)
+        assert in_row.tolist() == cost.pass_s(sizes, prefill, context).tolist()
+
+
+def test_whoever_writes_to_prices_writes_to_a_copy() -> None:
+    cost = CostModel.linear()
+    before = cost.passes_s(1, 8)
+    cost.passes_s(1, 8)[:] = 0.0
+    assert cost.passes_s(1, 8).tolist() == before.tolist()
+
+
+def test_draft_passes_in_a_row_cost_what_each_does() -> None:
+    free = CostModel.linear()
+    for cost in (COST, GRAPHED, free):
+        assert cost.draft_passes_s(9).tolist() == cost.draft_pass_s(np.arange(10)).tolist()
+
+
 def test_arrays_broadcast() -> None:
     seconds = COST.pass_s(np.arange(6).reshape(2, 3), np.array([0, 1, 2]))
     assert seconds.shape == (2, 3)

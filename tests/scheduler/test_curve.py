@@ -89,3 +89,17 @@ def test_first_at_least_is_the_first_on_a_staircase(
     curve = Curve(tuple(range(1, 4 * len(seconds), 4)), tuple(seconds), tuple(sorted(steps)))
     brute = next((size for size in range(1, 400) if curve.at(size) >= wanted), 400)
     assert curve.first_at_least(wanted, 400) == brute
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=5))
+def test_sizes_in_a_row_cost_what_each_does(asked: list[tuple[int, int]]) -> None:
+    """Whatever was asked before: the table grows."""
+    curve = Curve((1, 8, 64), (1.0, 1.7, 7.3), (2, 8, 16))
+    for first, count in asked:
+        in_row = curve.in_row(first, count)
+        assert in_row.tolist() == curve.at_each(np.arange(first, first + count)).tolist()
+
+
+def test_the_table_of_a_curve_cannot_be_written_to() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        Curve((1, 5), (1.0, 3.0)).in_row(1, 2)[0] = 0.0

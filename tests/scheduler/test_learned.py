@@ -58,6 +58,18 @@ def test_scores_are_those_of_the_network(
         assert row.tolist() == pytest.approx(reference_scores(weights, observation), abs=2e-4)
 
 
+@pytest.mark.parametrize("clip", [0.5, 10.0])
+def test_a_policy_on_raw_features_scores_as_if_it_normalised_them(
+    make_weights: Any, make_card: Any, clip: float
+) -> None:
+    mean, inv_std = np.zeros(len(LOW), np.float32), np.ones(len(LOW), np.float32)
+    weights = make_weights(mean=mean, inv_std=inv_std, clip=clip)
+    observations = np.random.default_rng(0).uniform(LOW, HIGH, (20, len(LOW))).astype(np.float32)
+    scores = LearnedScheduler(weights, make_card()).scores(observations)
+    for row, observation in zip(scores, observations, strict=True):
+        assert row.tolist() == pytest.approx(reference_scores(weights, observation), abs=2e-4)
+
+
 def test_observations_beyond_the_clip_are_clipped(make_weights: Any, make_card: Any) -> None:
     scheduler = LearnedScheduler(make_weights(clip=0.1), make_card())
     far = np.full((1, len(LOW)), 100.0, np.float32)

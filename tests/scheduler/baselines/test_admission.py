@@ -17,6 +17,12 @@ def test_the_likeliest_tokens_come_first() -> None:
     assert expected_tokens(ranked, 2) == pytest.approx([2, 2.9, 3.5, 4.0, 4.3])
 
 
+def test_tokens_that_are_not_above_a_survival_are_left_out() -> None:
+    ranked = rank_tokens(np.array([[0.9, 0.3], [0.6, 0.5], [0.0, 0.0]]), above=0.5)
+    assert ranked.survival.tolist() == [0.9, 0.6]
+    assert ranked.depths(2, 3).tolist() == [1, 1, 0]
+
+
 def test_ties_go_to_the_shallower_token() -> None:
     ranked = rank_tokens(np.full((2, 2), 0.5))
     assert ranked.columns.tolist() == [0, 0, 1, 1]

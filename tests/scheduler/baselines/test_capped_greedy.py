@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.scheduler.baselines.known_survival import (
     random_cost,
     random_survival,
 )
+from tests.scheduler.baselines.plain_greedy import plain_depths
 
 SMALL: dict[str, Any] = {
     "num_running": st.integers(1, 3),
@@ -96,6 +98,51 @@ def test_it_is_the_best_of_its_candidates_under_any_price(
     depths = CappedGreedyDepth(KnownSurvival(survival)).choose(state)
     best = max(goodput(state, survival, one) for one in candidates(survival))
     assert goodput(state, survival, depths) == pytest.approx(best)
+
+
+@settings(max_examples=60)
+@given(num_running=st.integers(1, 8), depth=st.integers(1, 5), seed=st.integers(0, 1_000_000))
+def test_it_chooses_as_the_plain_definition_does(
+    num_running: int, depth: int, seed: int, make_state_once: Any
+) -> None:
+    """Tokens that cannot be the last one are left out of the search, and nobody can tell."""
+    rng = np.random.default_rng(seed)
+    steps = tuple(range(2, 17, 2)) if rng.random() < 0.3 else ()
+    draft_s = rng.choice([0.0, 0.05]) + np.cumsum(rng.random(6) * rng.choice([0.01, 0.1]))
+    cost = random_cost(
+        rng,
+        cuda_graph_sizes=steps,
+        context_s=0.001,
+        draft_sequences=tuple(range(1, 7)),
+        draft_s=tuple(draft_s.tolist()),
+        draft_token_s=0.01,
+    )
+    if rng.random() < 0.3:
+        dips = 1 - 0.1 * rng.random(len(cost.tokens))
+        cost = replace(cost, verify_s=tuple((np.array(cost.verify_s) * dips).tolist()))
+    elif rng.random() < 0.5:  # the same price for each token: then most are left out
+        cost = replace(cost, tokens=(1, 16), verify_s=(1.0, 1.0 + 3 * rng.random()), prefill_s=())
+    max_depths = rng.integers(0, depth + 1, num_running)
+    survival = random_survival(rng, num_running, depth)
+    if rng.random() < 0.3:
+        survival = np.round(survival, 1)  # with ties
+    survival = np.where(np.arange(depth) < max_depths[:, None], survival, 0.0)
+    state = make_state_once(
+        num_running,
+        depth,
+        cost=cost,
+        drafter=str(rng.choice(["draft-model", "prompt-lookup"])),
+        max_depths=max_depths,
+        draft_lag=rng.integers(0, 9, num_running) * rng.integers(0, 2),
+        num_prefill_tokens=int(rng.choice([0, 0, 5])),
+    )
+    shrinkage = Shrinkage(
+        pull=float(rng.choice([0.0, 0.4])),
+        exponent=float(rng.choice([1.0, 0.85])),
+        price=float(rng.choice([0.0, 0.7, 1.0, 1.6])),
+    )
+    depths = CappedGreedyDepth(KnownSurvival(survival), shrinkage).choose(state)
+    assert depths.tolist() == plain_depths(survival, state, shrinkage).tolist()
 
 
 def test_a_cap_repairs_the_rule_that_ignores_draft_time(make_state: Any) -> None:
