@@ -28,7 +28,7 @@ help: ## Say what there is to make
 
 dev: $(VENV)/.ready ## Set up .venv with specdepth (editable) and the developers' tools
 
-demo: $(VENV)/.ready ## Profile, train, export and compare on the default model (10 minutes)
+demo: $(VENV)/.ready ## Profile, train on replay, export and compare on the default model (10 minutes)
 	$(BIN)/specdepth demo $(DEMO_FLAGS)
 
 test: lint type ## Check style and types, then run all tests

@@ -17,11 +17,11 @@ from .ablate_grid import Grid
 from .ablate_jobs import execute_all
 from .ablate_run import TRAIN_FOLDER, Done, ReferenceRun, Run, TrainingRun, read_done
 from .comparison import OFF
-from .default_rules import default_rules
+from .default_rules import default_rules, fitting_rules
 from .replay_engines import content_sha256
 from .replay_workloads import check_loads
 from .track_ablation import ABLATE
-from .train_config import DecoderConfig, ReplayConfig, TrainConfig
+from .train_config import DecoderConfig, ReplayConfig, TrainConfig, WarmStartConfig
 
 RUNS_FOLDER = "runs"
 REFERENCE_FOLDER = "references"
@@ -70,7 +70,8 @@ def plan_ablation(
         folder: for all that is written.
         trace: file or shipped name; its training split is trained on, the held-out one judges.
         cost: file or shipped name of a cost model, the prices of both.
-        start: settings that the grid starts from; by default those of `specdepth train`.
+        start: settings that the grid starts from; by default those of `specdepth train`, with the warm
+            start from a shipped tuned rule, if one fits the trace.
         references: schedulers to judge besides no speculation and every fixed depth; by default the
             shipped rules that fit the trace.
         seed: of the order of the held-out requests.
@@ -83,7 +84,7 @@ def plan_ablation(
     """
     recorded, prices = load_trace(trace), load_cost(cost)
     start = replace(
-        start or TrainConfig(decoder=_decoder(recorded.info)),
+        start or _default_start(recorded.info),
         env="replay",
         prompts=None,
         track=track,
@@ -184,8 +185,13 @@ def ablate(
     return Ablation(grid=plan.grid, references=references, done=done, failures=failures)
 
 
-def _decoder(info: TraceInfo) -> DecoderConfig:
-    return DecoderConfig(max_num_speculative_tokens=info.max_num_speculative_tokens)
+def _default_start(info: TraceInfo) -> TrainConfig:
+    top = info.max_num_speculative_tokens
+    rules = fitting_rules(info, top)
+    return TrainConfig(
+        decoder=DecoderConfig(max_num_speculative_tokens=top),
+        warm_start=WarmStartConfig(scheduler=rules[0]) if rules else WarmStartConfig(),
+    )
 
 
 def _engine(decoder: DecoderConfig, replay: ReplayConfig, loads: Sequence[int]) -> EngineConfig:

@@ -31,14 +31,14 @@ class Options:
 
     specdepth ablate --grid quick --out runs/try
 
-    specdepth ablate --grid full --seeds 0,1,2,3,4 --jobs 2 --out runs/ablate
+    specdepth ablate --grid full --jobs 2 --out runs/ablate
 
     specdepth ablate --grid mine.json --base runs/best --trace my.npz --cost cost.json
     """
 
     grid: str = "full"
-    """"full" (a night on two cores), "quick" (seconds, to see that it works), or a JSON file; the
-    grid.json in --out is one to start from."""
+    """"full" (what each part of the recipe is worth), "search", "live", "quick" (seconds, to see that it
+    works), or a JSON file; the grid.json in --out is one to start from."""
     seeds: IntList = ()
     """Training seeds, with commas; by default the grid's own."""
     timesteps: int | None = None

@@ -31,6 +31,8 @@ TRAIN_FOLDER = "train"
 FORMAT = "specdepth-ablation-run"
 FORMAT_VERSION = 1
 LEARNED = "learned"
+SEARCHED = "searched"
+"""Policy of the rows of what a search found, where PPO then started."""
 _MAX_FILE_BYTES = 16 << 20
 
 
@@ -87,11 +89,14 @@ class TrainingRun:
     def measure(self) -> tuple[tuple[ResultRow, ...], dict[str, float]]:
         """Train from the start, whatever an earlier attempt left, and replay the held-out requests.
 
+        What a search before PPO found is judged too: it costs minutes to find and seconds to judge.
+
         Raises:
             KeyboardInterrupt: training was interrupted.
         """
         import torch
 
+        from .offset_start import SEARCHED_FOLDER
         from .session import set_up_torch
         from .train import train
 
@@ -104,8 +109,12 @@ class TrainingRun:
         result = train(self.config)
         if result.interrupted:
             raise KeyboardInterrupt
-        policy = f"policy:{result.policy_folder}"
-        rows = tuple(replace(row, policy=LEARNED) for row in self.evaluation.rows([policy]))
+        names = {f"policy:{result.policy_folder}": LEARNED}
+        searched = self.config.out / SEARCHED_FOLDER
+        if searched.is_dir():
+            names[f"policy:{searched}"] = SEARCHED
+        judged = self.evaluation.rows(list(names))
+        rows = tuple(replace(row, policy=names[row.policy]) for row in judged)
         return rows, {
             "timesteps": result.num_timesteps,
             "updates": result.num_updates,

@@ -13,6 +13,7 @@ import numpy as np
 from specdepth.scheduler.state import Floats
 
 from .ablate import Ablation
+from .ablate_run import LEARNED, SEARCHED
 from .comparison import OFF, fixed_depths
 from .results import ResultRow
 
@@ -46,7 +47,10 @@ class TidyRow:
 
 
 def tidy_rows(ablation: Ablation) -> list[TidyRow]:
-    """All numbers: rules first, then variants in the order of the grid, by seed."""
+    """All numbers: rules first, then variants in the order of the grid, by seed.
+
+    Where a search went before PPO, what it found is a variant of its own, NAME.searched.
+    """
     references, rows = ablation.references.rows, list[TidyRow]()
     for name in dict.fromkeys(row.policy for row in references):
         own = [row for row in references if row.policy == name]
@@ -56,7 +60,9 @@ def tidy_rows(ablation: Ablation) -> list[TidyRow]:
             done = ablation.done.get((variant.name, seed))
             if done is None:
                 continue
-            rows += _judged(done.rows, references, variant.name, variant.dimension, seed)
+            for policy, name in ((LEARNED, variant.name), (SEARCHED, f"{variant.name}.searched")):
+                own = [row for row in done.rows if row.policy == policy]
+                rows += _judged(own, references, name, variant.dimension, seed)
             rows += [
                 TidyRow(
                     variant=variant.name,

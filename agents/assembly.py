@@ -18,16 +18,18 @@ from specdepth.decoder.prompts import load_prompt_file
 from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.envs.recording_pool import RecordingPool
-from specdepth.envs.reward import ReferenceRate
+from specdepth.envs.reward import REWARDS, ReferenceRate, slot_rewards
 from specdepth.envs.workload_config import PromptLike, PromptPool
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
 from specdepth.scheduler.baselines.registry import make_scheduler
 from specdepth.scheduler.cost_files import load_cost
 from specdepth.scheduler.depth import DepthScheduler
 from specdepth.scheduler.policy_file import PolicyWeights
+from specdepth.scheduler.survival_model import SurvivalModel
 
 from .offset_policy import GivenLogits, OffsetPolicy, RawFeatures, start_at, starting_weights
 from .rollout import SlotRolloutBuffer
-from .slot_policy import SlotFeatures, SlotPolicy
+from .slot_policy import BatchPolicy, SlotFeatures, SlotPolicy
 from .slot_vec_env import SlotVecEnv, WorkloadSource
 from .train_config import PPOConfig, TrainConfig
 
@@ -88,6 +90,9 @@ def _slots(config: TrainConfig, engines: Sequence[Engine], draw: WorkloadSource)
         offsets=None if start is None else GivenLogits(start.shrinkage),
         reference=_scheduler(config) if config.reward.form == "relative" else None,
         token_worth=config.reward.token_worth,
+        reward=REWARDS.get(config.reward.form, slot_rewards),
+        survival=_survival(config) if config.reward.tokens == "expected" else None,
+        one_depth=config.action == "batch",
     )
 
 
@@ -97,7 +102,7 @@ def starting_point(config: TrainConfig) -> PolicyWeights | None:
     Raises:
         ValueError: `warm_start.scheduler` is nothing to start at, or made for another K.
     """
-    if config.action == "depth":
+    if config.action != "offset":
         return None
     return starting_weights(_scheduler(config), config.ppo.hidden[0])
 
@@ -106,6 +111,16 @@ def _scheduler(config: TrainConfig) -> DepthScheduler:
     return make_scheduler(
         config.warm_start.scheduler,
         max_num_speculative_tokens=config.decoder.max_num_speculative_tokens,
+    )
+
+
+def _survival(config: TrainConfig) -> SurvivalModel:
+    rule = _scheduler(config)
+    if isinstance(rule, CappedGreedyDepth) and isinstance(rule.survival, SurvivalModel):
+        return rule.survival
+    raise ValueError(
+        'reward.tokens "expected" asks the fitted survival model of a greedy rule, such as '
+        f'warm_start.scheduler "rule:NAME", got {rule!r}.'
     )
 
 
@@ -126,7 +141,9 @@ def make_model(
         "net_arch": {"pi": list(config.hidden), "vf": list(config.hidden)},
         "activation_fn": nn.Tanh if config.activation == "tanh" else nn.ReLU,
     }
+    policy: type[SlotPolicy | OffsetPolicy] = BatchPolicy if env.one_depth else SlotPolicy
     if start is not None:
+        policy = OffsetPolicy
         policy_kwargs["features_extractor_class"] = RawFeatures
         policy_kwargs["features_extractor_kwargs"] = {}
         policy_kwargs["net_arch"]["pi"] = [config.hidden[0]]
@@ -138,7 +155,7 @@ def make_model(
         # It counts rows of empty slots, of which the buffer yields none.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         model = PPO(
-            SlotPolicy if start is None else OffsetPolicy,
+            policy,
             env,
             learning_rate=config.learning_rate,
             n_steps=config.n_steps,

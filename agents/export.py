@@ -23,7 +23,7 @@ from specdepth.scheduler.policy_file import (
 from .offset_policy import OffsetPolicy
 from .policy_card import CARD_FILE, render_card
 from .results import write_atomically
-from .slot_policy import CLIP, SlotPolicy
+from .slot_policy import CLIP, BatchPolicy, SlotPolicy
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: "tanh", nn.ReLU: "relu"}
 
@@ -77,6 +77,7 @@ def policy_weights(
         clip=CLIP,
         activation=activation,
         depths=tuple(range(num_outputs)),
+        action="batch" if isinstance(policy, BatchPolicy) else "depth",
     )
 
 

@@ -107,22 +107,25 @@ def ascend(
     config: SearchConfig,
     seed: int,
     report: Callable[[float], None] = lambda share: None,
+    *,
+    num_values: int = len(SCALES),
 ) -> Floats:
     """Climb from 0 along the mirrored estimate of the gradient, with momentum and steps of given length.
 
     Args:
-        score: of parameters [P] at a step; the same requests for all samples of a step.
+        score: of parameters [num_values] at a step; the same requests for all samples of a step.
         config: of the search.
         seed: of the samples.
         report: called with the share that is done.
+        num_values: P by default.
     """
     rng = np.random.default_rng(seed)
-    values: Floats = np.zeros(len(SCALES))
-    momentum = np.zeros(len(SCALES))
+    values: Floats = np.zeros(num_values)
+    momentum = np.zeros(num_values)
     for step in range(config.iterations):
-        slope = np.zeros(len(SCALES))
+        slope = np.zeros(num_values)
         for _ in range(config.pairs):
-            noise = rng.standard_normal(len(SCALES))
+            noise = rng.standard_normal(num_values)
             up = score(values + config.sigma * noise, step)
             slope += (up - score(values - config.sigma * noise, step)) * noise
         momentum = 0.6 * momentum + 0.4 * slope

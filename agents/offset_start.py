@@ -9,11 +9,13 @@ from specdepth.decoder.replay import ReplayDecoder
 from specdepth.envs import REPLAY_DECODE
 from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
 from specdepth.scheduler.baselines.registry import make_scheduler
+from specdepth.scheduler.learned import LearnedScheduler
 from specdepth.scheduler.policy_file import save_policy
 
 from .offset_search import SearchConfig, search_offsets
 from .offset_weights import FLAGS
 from .policy_card import make_card
+from .pressure_search import search_pressure
 from .train_config import TrainConfig
 
 SEARCHED_FOLDER = "searched"
@@ -29,7 +31,7 @@ def search_start(
     Args:
         config: with `warm_start.search_iterations` above 0.
         decoder: trace and prices to search on; its training requests alone.
-        progress: called with the share that is done.
+        progress: called with the share that is done, of each search in turn.
 
     Returns:
         The settings with the searched policy as `warm_start.scheduler`, and no search to do.
@@ -48,14 +50,25 @@ def search_start(
         asked = tuple(sorted(set(workload.concurrencies)))
     loads = [load for load in asked if load in FLAGS]
     settings = SearchConfig(iterations=start.search_iterations, seed=config.seed)
-    weights = search_offsets(decoder.trace, decoder.engine.cost, rule, loads, settings, progress)
+    trace, cost = decoder.trace, decoder.engine.cost
+    weights = search_offsets(trace, cost, rule, loads, settings, progress)
     training = {
-        "search": {"iterations": settings.iterations, "seed": settings.seed, "loads": loads},
+        "search": {
+            "iterations": settings.iterations,
+            "pools": list(start.search_pools),
+            "seed": settings.seed,
+            "loads": loads,
+        },
         "rule": start.scheduler,
         "trace_sha256": config.replay.trace_sha256,
         "cost_sha256": config.replay.cost_sha256,
     }
     card = make_card(decoder, training, REPLAY_DECODE)
+    if start.search_pools:
+        policy = LearnedScheduler(weights, card)
+        weights = search_pressure(
+            trace, cost, policy, loads, start.search_pools, settings, progress
+        )
     folder = save_policy(config.out / SEARCHED_FOLDER, weights, card)
     return replace(
         config,

@@ -36,7 +36,9 @@ _CLOSED = 20.0
 """And constant beyond this."""
 
 
-def offset_weights(rule: CappedGreedyDepth, by_load: Mapping[int, Floats]) -> PolicyWeights:
+def offset_weights(
+    rule: CappedGreedyDepth, by_load: Mapping[int, Floats], *, stops: bool = False
+) -> PolicyWeights:
     """Write parameters by load into one hidden layer beside the survival model of `rule`.
 
     A load has two units of its own: one follows the inputs where the load's flag is set and is -1
@@ -45,6 +47,7 @@ def offset_weights(rule: CappedGreedyDepth, by_load: Mapping[int, Floats]) -> Po
     Args:
         rule: over a fitted survival model.
         by_load: [P] parameters by load; loads that are not in it keep the rule's numbers.
+        stops: whether the policy decides after each draft pass too.
 
     Raises:
         ValueError: a rule over something else.
@@ -84,6 +87,7 @@ def offset_weights(rule: CappedGreedyDepth, by_load: Mapping[int, Floats]) -> Po
         depths=tuple(range(1, top + 1)),
         action="offset",
         shrinkage=shrinkage,
+        stops=stops,
     )
 
 

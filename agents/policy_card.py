@@ -108,9 +108,12 @@ def _form(weights: PolicyWeights, card: PolicyCard) -> list[str]:
             "- outputs are logits of acceptance by position, as learning bent them; the greedy rule chooses "
             f"depths by them, with shrinkage and price by number of sequences ({loads})"
         ]
-    return [
+    masked = (
         f"- depths deeper than can be honoured are masked: {'yes' if card.mask_depths else 'no'}"
-    ]
+    )
+    if weights.action == "batch":
+        return ["- one depth for all sequences, from the mean of their features", masked]
+    return [masked]
 
 
 def git_sha() -> str:

@@ -140,3 +140,10 @@ class SlotPolicy(ActorCriticPolicy):
         if not isinstance(self.features_extractor, SlotFeatures):
             raise ValueError("the policy has no SlotFeatures.")
         return self.features_extractor
+
+
+class BatchPolicy(SlotPolicy):
+    """The same network where one row stands for all sequences, and its depth is for all of them.
+
+    The class says what the actions mean, to whoever exports them.
+    """

@@ -23,16 +23,21 @@ from specdepth.envs.engine_env import is_backend_failure
 from specdepth.envs.observation import ACTIVE, ROW_HIGH, ROW_LOW, Observation, slot_observation
 from specdepth.envs.reward import (
     ReferenceRate,
+    SlotReward,
     Timing,
     charged_s,
     decision_s,
+    expected_tokens,
     modelled_s,
     relative_rewards,
     slot_rewards,
 )
 from specdepth.envs.workload_run import WorkloadRun
+from specdepth.scheduler.batch_row import batch_row
 from specdepth.scheduler.depth import DepthScheduler
+from specdepth.scheduler.features import feature_matrix
 from specdepth.scheduler.state import Bools, Floats, Ints, RoundOutcome, RoundState
+from specdepth.scheduler.survival import SurvivalEstimator
 
 from .decode_stats import DecodeStats
 from .offset_policy import BOUND, GivenLogits
@@ -50,7 +55,9 @@ class SlotVecEnv(VecEnv):
 
     An agent sees its row of the observation (`slot_observation`), float32 [1 + F], and chooses a depth
     in 0..K; empty slots have `active` 0, no reward and nothing to say. Its reward is `slot_rewards`,
-    in tokens at the reference rate, so it is of order 1 at every load. A trajectory goes on over the
+    in tokens at the reference rate, so it is of order 1 at every load. With `one_depth` an engine has
+    one agent, in the place of its first slot, which sees what its sequences have in common
+    (`batch_row`), says one depth for all and is paid their mean reward. A trajectory goes on over the
     requests that pass through the slot, and is done when the engine's workload is served; the next
     workload starts at once.
 
@@ -70,6 +77,10 @@ class SlotVecEnv(VecEnv):
         reference: on replay with a free drafter, pay what was gained over its depths
             (`relative_rewards`) instead of `slot_rewards`.
         token_worth: see there.
+        reward: what agents are paid where there is no `reference`.
+        survival: pay for the tokens that it expects (`expected_tokens`) instead of those committed; it
+            must be one that does not learn.
+        one_depth: one agent an engine.
 
     Raises:
         ValueError: no engines, unequal ones, or rates of other machines.
@@ -86,6 +97,9 @@ class SlotVecEnv(VecEnv):
         offsets: GivenLogits | None = None,
         reference: DepthScheduler | None = None,
         token_worth: float = 1.0,
+        reward: SlotReward = slot_rewards,
+        survival: SurvivalEstimator | None = None,
+        one_depth: bool = False,
     ) -> None:
         if not engines:
             raise ValueError("a SlotVecEnv needs at least one engine.")
@@ -99,6 +113,7 @@ class SlotVecEnv(VecEnv):
         self.engines, self.rates, self.timing = tuple(engines), rates, timing
         self._workloads, self.offsets = workloads, offsets
         self._reference, self._token_worth = reference, token_worth
+        self._reward, self._survival, self.one_depth = reward, survival, one_depth
         if reference is not None and any(e.runner.drafter == "draft-model" for e in engines):
             raise ValueError("relative rewards need a drafter that costs nothing.")
         top = self.max_num_speculative_tokens
@@ -149,6 +164,12 @@ class SlotVecEnv(VecEnv):
         if run is None or run.state is None:
             raise RuntimeError("There is no round to decide; call reset first.")
         return run.state
+
+    def agents_of(self, engine: int) -> Ints:
+        """Agents that decide an engine's next round: one for each running sequence, or one for all."""
+        if self.one_depth:
+            return np.array([engine * self.num_slots])
+        return engine * self.num_slots + self.state_of(engine).slots
 
     def rng_states(self) -> list[dict[str, Any]]:
         """State of each engine's generator, as JSON values."""
@@ -219,9 +240,13 @@ class SlotVecEnv(VecEnv):
         assert run is not None
         assert self._actions is not None
         self.last_outcomes[index] = None
-        chosen = self._actions[at][state.slots]
+        agents = self.agents_of(index)
+        chosen = self._actions[agents]
         if self.offsets is not None:
             chosen = self.offsets.depths(state, chosen)
+        if self.one_depth:
+            chosen = np.repeat(chosen, state.num_running)
+        survival = None if self._survival is None else self._survival.survival(state)
         runs = None if self._reference is None else _runs(run.engine, state)
         outcome = run.finish_round(chosen)
         upcoming = run.next_decision()
@@ -232,8 +257,13 @@ class SlotVecEnv(VecEnv):
         elapsed_s, decided_s = round_s + undecided_s, decision_s(state, outcome, cost, round_s)
         rate = self.rates(state.num_running, self._machines[index])
         if self._reference is None or runs is None:
-            row = slot_rewards(
-                state, outcome, elapsed_s=decided_s, seconds_per_token=rate, cost=cost
+            row = self._reward(
+                state,
+                outcome,
+                elapsed_s=decided_s,
+                seconds_per_token=rate,
+                cost=cost,
+                tokens=None if survival is None else expected_tokens(survival, outcome),
             )
         else:
             row = relative_rewards(
@@ -245,26 +275,34 @@ class SlotVecEnv(VecEnv):
                 seconds_per_token=rate,
                 cost=cost,
             )
-        rewards[at][state.slots] = row
+        rewards[agents] = row.mean() if self.one_depth else row
         self.last_elapsed_s[at] = elapsed_s
         self.last_outcomes[index] = outcome
         self._returns[index] += float(row.sum())
         self._num_failures = 0
         self.num_rounds += 1
-        self.num_decisions += state.num_running
+        self.num_decisions += len(agents)
         committed = int(outcome.num_committed.sum())
         self.rates.note(state.num_running, decided_s, committed, self._machines[index])
         self.stats.add(outcome, elapsed_s=elapsed_s, rewards=row)
-        self._observations[at] = slot_observation(upcoming, self.num_slots)
+        self._show(index, upcoming)
 
     def _start(self, index: int) -> None:
         workload = self._workloads(self._rngs[index])
         run = WorkloadRun(self.engines[index], workload)
         self._runs[index] = run
         self._returns[index] = 0.0
-        state = run.next_decision()
+        self._show(index, run.next_decision())
+
+    def _show(self, index: int, state: RoundState | None) -> None:
         at = slice(index * self.num_slots, (index + 1) * self.num_slots)
-        self._observations[at] = slot_observation(state, self.num_slots)
+        if not self.one_depth:
+            self._observations[at] = slot_observation(state, self.num_slots)
+            return
+        self._observations[at] = 0.0
+        if state is not None:
+            self._observations[at.start, ACTIVE] = 1.0
+            self._observations[at.start, 1:] = batch_row(feature_matrix(state))
 
     def _fail(self, index: int, error: Exception) -> None:
         self._num_failures += 1

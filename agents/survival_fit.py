@@ -40,7 +40,11 @@ _HISTORY = (
     "target_entropy",
 )
 _MATCH = ("match_1", "match_2", "match_3", "match_4_up")
-_LOOKUP = ("match_agreement", "proposal_length", "last_match", "num_matches", *_MATCH)
+_AGREEMENT = tuple(f"agreement_{depth}" for depth in (1, 2, 3, 4, 6, 8))
+_LOOKUP = (
+    *("match_agreement", "proposal_length", "last_match", "num_matches", *_MATCH),
+    *("match_tokens", "match_distance", "match_in_output", *_AGREEMENT),
+)
 _DRAFT = (
     "draft_known",
     "draft_top1_first",
@@ -49,7 +53,7 @@ _DRAFT = (
     "draft_entropy_mean",
     "draft_margin_mean",
 )
-_RISING = ("acceptance", "acceptance_slow", "match_agreement")
+_RISING = ("acceptance", "acceptance_slow", "match_agreement", *_AGREEMENT)
 """Inputs that survival may not fall with. Nor may it from a match to a longer one."""
 
 

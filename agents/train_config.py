@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specdepth.decoder.config import Lookahead
-from specdepth.envs.reward import Timing
+from specdepth.envs.reward import REWARDS, Timing
 from specdepth.envs.workload_config import WorkloadConfig
 from specdepth.scheduler.depth import VerificationRule
 
@@ -140,10 +140,15 @@ class RewardConfig:
 
     timing: Timing = "modelled"
     """Rounds are charged by the cost model ("modelled") or by the clock ("measured")."""
-    form: Literal["difference", "relative"] = "difference"
+    form: Literal["difference", "relative", "team", "throughput"] = "difference"
     """"difference": a sequence's tokens, less the time that its drafts add and its share of the rest.
     "relative": on replay with prompt lookup and action "offset", what it gained over the depth of the
-    policy's starting point, by the trace; made for a `ppo.discount` of 0."""
+    policy's starting point, by the trace; made for a `ppo.discount` of 0. "team": the sum of the
+    differences, for all sequences alike. "throughput": the round's tokens a second, for all alike. The
+    last two are there for comparison."""
+    tokens: Literal["sampled", "expected"] = "sampled"
+    """"sampled": pay for the tokens that a round committed. "expected": for those that the survival model
+    of the rule `warm_start.scheduler` expected of its depths."""
     token_worth: float = 0.8
     """Of a further token, in "relative"."""
     by_load: bool | None = None
@@ -151,8 +156,15 @@ class RewardConfig:
     where the load is not the policy's doing."""
 
     def __post_init__(self) -> None:
-        if self.form not in ("difference", "relative"):
-            raise ValueError(f'form must be "difference" or "relative", got {self.form!r}.')
+        if self.form != "relative" and self.form not in REWARDS:
+            raise ValueError(f"form must be relative or {', '.join(REWARDS)}, got {self.form!r}.")
+        if self.tokens not in ("sampled", "expected"):
+            raise ValueError(f'tokens must be "sampled" or "expected", got {self.tokens!r}.')
+        if (self.form, self.tokens) == ("relative", "expected"):
+            raise ValueError(
+                'form "relative" takes what each depth would have earned from the trace; tokens must be '
+                '"sampled" with it.'
+            )
         if not self.token_worth > 0:
             raise ValueError(f"token_worth must be above 0, got {self.token_worth}.")
 
@@ -167,6 +179,9 @@ class WarmStartConfig:
     search_iterations: int = 0
     """On replay with action "offset": steps of a search of few parameters, a load, before PPO starts where it
     ended; 14 take 10 to 15 minutes. The policy found stays in the run's folder, in searched/."""
+    search_pools: tuple[float, ...] = ()
+    """KV pools for a second search, of what the policy does about memory pressure, as shares of what a
+    load's requests fill: 0.3 and 0.5 preempt often. None leaves the policy blind to it."""
     rounds: int = 300
     """Rounds that it drives each engine for; should meet every load of the workload."""
     epochs: int = 30
@@ -195,9 +210,10 @@ class TrainConfig:
     env: Literal["live", "replay"] = "live"
     """Environment: "live" is the decoder itself, "replay" the same engine on a recorded trace and a cost
     model, which needs no model and no time to speak of."""
-    action: Literal["depth", "offset"] = "depth"
+    action: Literal["depth", "offset", "batch"] = "depth"
     """What the policy says: "depth" is a depth for each sequence. "offset" starts at the tuned greedy rule
-    that `warm_start.scheduler` names, and learns to bend the acceptance that the rule expects."""
+    that `warm_start.scheduler` names, and learns to bend the acceptance that the rule expects. "batch" is
+    one depth for all sequences of a round, from what they have in common; it is there for comparison."""
     out: Path = Path("runs/train")
     """Folder of the run; must not hold another one."""
     seed: int = 0
@@ -235,8 +251,8 @@ class TrainConfig:
             )
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, got {self.seed}.")
-        if self.action not in ("depth", "offset"):
-            raise ValueError(f'action must be "depth" or "offset", got {self.action!r}.')
+        if self.action not in ("depth", "offset", "batch"):
+            raise ValueError(f'action must be "depth", "offset" or "batch", got {self.action!r}.')
         if self.action == "offset" and self.ppo.masked_features:
             raise ValueError(
                 "masked_features are for policies of depths; one of offsets starts at a rule that reads "

@@ -153,8 +153,8 @@ def _gather(
         else:
             for index, scheduler in enumerate(schedulers):
                 state = env.state_of(index)
-                at = index * env.num_slots + state.slots
-                actions[at] = np.minimum(scheduler.choose(state), state.max_depths)
+                depths = np.minimum(scheduler.choose(state), state.max_depths)
+                actions[env.agents_of(index)] = depths.max() if env.one_depth else depths
         upcoming, rewards, ends, _ = env.step(actions)
         assert isinstance(upcoming, np.ndarray)
         for scheduler, outcome in zip(schedulers, env.last_outcomes, strict=True):

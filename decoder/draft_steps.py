@@ -95,8 +95,8 @@ class DraftCache:
         self._seqs.draft_computed[slots] = np.minimum(self._fed[slots], valid)
 
 
-def ask_keep_drafting(plan: RoundPlan, alive: Ints, step: int, signals: Floats) -> Bools:
-    """Ask the scheduler who of `alive` [D] (rows of the plan) draws its token `step`.
+def ask_keep_drafting(plan: RoundPlan, alive: Ints, step: int, signals: Floats) -> Ints:
+    """Ask the scheduler how deep `alive` [D] (rows of the plan) may go, given what pass `step` showed.
 
     Args:
         plan: with `keep_drafting`.
@@ -104,18 +104,27 @@ def ask_keep_drafting(plan: RoundPlan, alive: Ints, step: int, signals: Floats) 
         step: tokens that each has drawn.
         signals: [3, R, at least step + 1] top-1, entropy and margin.
 
+    Returns:
+        [D] depths, at most the plan's; one of at most `step` is that of a sequence that stops here.
+
     Raises:
-        ValueError: an answer of another type or shape.
+        ValueError: an answer of another type or shape, or a depth below 0.
     """
     assert plan.keep_drafting is not None
     shown = DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
-    stays = np.asarray(plan.keep_drafting(shown))
-    if stays.shape != alive.shape or stays.dtype != np.bool_:
+    answer, planned = np.asarray(plan.keep_drafting(shown)), plan.depths[alive]
+    if answer.shape != alive.shape or answer.dtype.kind not in "biu":
         raise ValueError(
-            f"The scheduler's keep_drafting returned {stays.dtype} of shape {stays.shape}, "
-            f"expected bool of shape {alive.shape}: one for each sequence still drafting."
+            f"The scheduler's keep_drafting returned {answer.dtype} of shape {answer.shape}, expected "
+            f"bool or whole numbers of shape {alive.shape}: one for each sequence still drafting."
         )
-    return stays
+    if answer.dtype == np.bool_:
+        return np.where(answer, planned, step)
+    if (answer < 0).any():
+        raise ValueError(
+            f"The scheduler's keep_drafting returned a depth of {answer.min()}, expected 0 or more."
+        )
+    return np.minimum(answer, planned).astype(np.int64, copy=False)
 
 
 def ask_trim(plan: RoundPlan, lengths: Ints, signals: Floats) -> Ints:

@@ -77,10 +77,7 @@ class NoDrafter:
 
     def offer(self, slots: Ints, max_length: int) -> Offer:
         """Nothing on offer."""
-        none = np.zeros(len(slots), np.int64)
-        return Offer(
-            length=none, match_length=none, num_matches=none, match_agreement=np.zeros(len(slots))
-        )
+        return Offer.without_match(np.zeros(len(slots), np.int64), max_length)
 
     def draft(self, plan: RoundPlan) -> Proposal:
         """An empty proposal."""
@@ -118,7 +115,11 @@ class PromptLookup(NoDrafter):
             length=found.lengths,
             match_length=found.match_lengths,
             num_matches=found.num_matches,
-            match_agreement=found.agreement,
+            match_agreement=found.match_agreement,
+            agreement=found.agreement,
+            match_tokens=found.match_tokens,
+            match_distance=found.match_distance,
+            match_in_output=found.match_in_output,
         )
 
     def draft(self, plan: RoundPlan) -> Proposal:
@@ -177,13 +178,8 @@ class DraftModel:
 
     def offer(self, slots: Ints, max_length: int) -> Offer:
         """As many tokens as asked for, about which nothing is known yet."""
-        none = np.zeros(len(slots), np.int64)
-        return Offer(
-            length=np.where(self._cache.can_draft(slots), max_length, 0),
-            match_length=none,
-            num_matches=none,
-            match_agreement=np.zeros(len(slots)),
-        )
+        length = np.where(self._cache.can_draft(slots), max_length, 0)
+        return Offer.without_match(length, max_length)
 
     def draft(self, plan: RoundPlan) -> Proposal:
         """Draft in shrinking batches: pass j runs over the sequences that want token j."""
@@ -196,11 +192,12 @@ class DraftModel:
         laws: list[Tensor] = []
         shown: list[tuple[Ints, Tensor]] = []
         num_laws, num_catch_up, passes = 0, 0, []
-        alive = np.flatnonzero(plan.depths > 0)
+        depths = plan.depths.copy()
+        alive = np.flatnonzero(depths > 0)
         self._cache.begin(slots)
         greedy = not (seqs.temperature[slots] > 0).any()
         for step in range(top):
-            alive = alive[plan.depths[alive] > step]
+            alive = alive[depths[alive] > step]
             if not len(alive):
                 break
             at = slots[alive]
@@ -211,7 +208,8 @@ class DraftModel:
             shown.append((alive, law_signals(logits, with_margin=True)))
             if plan.keep_drafting is not None:
                 signals[:, alive, step] = shown[-1][1].cpu().numpy()
-                stays = ask_keep_drafting(plan, alive, step, signals)
+                depths[alive] = ask_keep_drafting(plan, alive, step, signals)
+                stays = depths[alive] > step
                 signals[:, alive[~stays], step] = np.nan
                 alive, at, positions = alive[stays], at[stays], positions[stays]
                 logits = logits[torch.from_numpy(np.flatnonzero(stays)).to(device)]

@@ -109,7 +109,7 @@ class Engine:
         self._delivery = Delivery(tokenizer, self._text_end)
         self._vocab_size = vocab_size
         self._scheduler: DepthScheduler | None = None
-        self._keep_drafting: Callable[[RoundState, DraftSignals], Bools] | None = None
+        self._keep_drafting: Callable[[RoundState, DraftSignals], Bools | Ints] | None = None
         self._trim: Callable[[RoundState, ProposalSignals], Ints] | None = None
         self._open: _OpenRound | None = None
         self._observe_s = 0.0
@@ -379,6 +379,10 @@ class Engine:
             match_length=opened.offer.match_length,
             num_matches=opened.offer.num_matches,
             match_agreement=opened.offer.match_agreement,
+            agreement=opened.offer.agreement,
+            match_tokens=opened.offer.match_tokens,
+            match_distance=opened.offer.match_distance,
+            match_in_output=opened.offer.match_in_output,
             draft_top1=draft_signals[0],
             draft_entropy=draft_signals[1],
             draft_margin=draft_signals[2],

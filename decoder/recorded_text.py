@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -184,8 +184,8 @@ class RecordedText(NoDrafter):
         tokens = self._text[slots[:, None], inside]
         wrong = columns == self._failure[slots, at][:, None]
         self._offered[slots] = np.where(wrong, (tokens + 1) % self._vocab_size, tokens)
-        return Offer(
-            length=length,
+        return replace(
+            Offer.without_match(length, max_length),
             match_length=match,
             num_matches=(match > 0).astype(np.int64),
             match_agreement=(match > 0).astype(np.float64),

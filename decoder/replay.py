@@ -18,6 +18,7 @@ from .config import EngineConfig, SamplingParams
 from .draft_steps import DraftCache, ask_keep_drafting, ask_trim
 from .engine_profile import EngineProfile, LaggedEngine
 from .kv_cache import BlockPool
+from .prompt_lookup import AGREEMENT_STEPS
 from .request import Request
 from .runner import Offer, RoundPlan, RoundResult
 from .sequences import SequenceTable
@@ -60,9 +61,14 @@ class ReplayRunner:
         end = np.zeros(1, np.int64)
         self._accepted = np.concatenate([trace.accepted, end])
         self._offers = np.stack(
-            [trace.proposal_length, trace.match_length, trace.num_matches], axis=1
+            [
+                *(trace.proposal_length, trace.match_length, trace.num_matches),
+                *(trace.match_tokens, trace.match_distance, trace.match_in_output),
+            ],
+            axis=1,
         )
-        self._agreement = trace.match_agreement
+        self._match_agreement = trace.match_agreement
+        self._agreement = trace.agreement[:, : self._top]
         shown = np.stack([trace.target_top1, trace.target_entropy], axis=1)
         self._target = np.concatenate([shown, np.full((1, 2), np.nan)])
         self._draft: Floats | None = None
@@ -113,7 +119,11 @@ class ReplayRunner:
             length=length,
             match_length=offers[:, 1],
             num_matches=offers[:, 2],
-            match_agreement=self._agreement.take(at),
+            match_agreement=self._match_agreement.take(at),
+            agreement=self._agreement.take(at, axis=0) / AGREEMENT_STEPS,
+            match_tokens=offers[:, 3],
+            match_distance=offers[:, 4],
+            match_in_output=offers[:, 5] > 0,
         )
 
     def run(self, plan: RoundPlan) -> RoundResult:
@@ -178,10 +188,11 @@ class ReplayRunner:
         signals = np.full((3, len(slots), self._top), np.nan)
         passes: list[int] = []
         num_catch_up = 0
-        alive = np.flatnonzero(plan.depths > 0)
+        depths = plan.depths.copy()
+        alive = np.flatnonzero(depths > 0)
         self._cache.begin(slots)
-        for step in range(int(plan.depths.max(initial=0))):
-            alive = alive[plan.depths[alive] > step]
+        for step in range(int(depths.max(initial=0))):
+            alive = alive[depths[alive] > step]
             if not len(alive):
                 break
             positions = self._seqs.num_tokens[slots[alive]] + step
@@ -191,7 +202,8 @@ class ReplayRunner:
             num_catch_up -= len(alive)
             signals[:, alive, step] = self._draft[:, at[alive], step]
             if plan.keep_drafting is not None:
-                stays = ask_keep_drafting(plan, alive, step, signals)
+                depths[alive] = ask_keep_drafting(plan, alive, step, signals)
+                stays = depths[alive] > step
                 signals[:, alive[~stays], step] = np.nan
                 alive = alive[stays]
             lengths[alive] = step + 1

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from specdepth.scheduler.depth import DraftSignals, ProposalSignals
 from specdepth.scheduler.state import Bools, DrafterKind, Floats, Ints
 
@@ -21,6 +23,26 @@ class Offer:
     match_length: Ints
     num_matches: Ints
     match_agreement: Floats
+    agreement: Floats
+    """[R, K]"""
+    match_tokens: Ints
+    match_distance: Ints
+    match_in_output: Bools
+
+    @classmethod
+    def without_match(cls, length: Ints, max_length: int) -> Offer:
+        """Tokens of which nothing can be seen in the text: `length` of each, K = `max_length`."""
+        none = np.zeros(len(length), np.int64)
+        return cls(
+            length=length,
+            match_length=none,
+            num_matches=none,
+            match_agreement=np.zeros(len(length)),
+            agreement=np.zeros((len(length), max_length)),
+            match_tokens=none,
+            match_distance=none,
+            match_in_output=np.zeros(len(length), np.bool_),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +59,7 @@ class RoundPlan:
     """[P] sequences whose prompt is not finished by this pass."""
     prefill_lengths: Ints
     """[P] tokens of their chunks, from `num_computed` on."""
-    keep_drafting: Callable[[DraftSignals], Bools] | None = None
+    keep_drafting: Callable[[DraftSignals], Bools | Ints] | None = None
     trim: Callable[[ProposalSignals], Ints] | None = None
 
 

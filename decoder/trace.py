@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from specdepth.scheduler.state import Bools, Floats, Ints
 
 from .prompts import Split
+from .trace_format import MAX_ARRAY_BYTES, naming, read_arrays, write_arrays
 from .trace_format import check as _check
-from .trace_format import naming, read_arrays, write_arrays
 from .trace_info import TraceInfo as TraceInfo
 
 MAX_REQUEST_TOKENS = 1 << 22
@@ -34,7 +34,11 @@ _COUNTS: Mapping[str, type[np.unsignedinteger[Any]]] = {
     "match_length": np.uint8,
     "num_matches": np.uint32,
     "num_agreeing": np.uint32,
+    "match_tokens": np.uint8,
+    "match_distance": np.uint32,
 }
+_SHOWN = (*_COUNTS, "match_in_output", "agreement")
+"""Of each position, what is no signal of a model."""
 _SIGNALS = ("target_top1", "target_entropy")
 _DRAFT_SIGNALS = ("draft_top1", "draft_entropy", "draft_margin")
 _SHARES = ("target_top1", "draft_top1", "draft_margin")
@@ -42,6 +46,8 @@ _PER_REQUEST = ("num_prompt", "num_tokens", "max_new_tokens")
 _FLAGS = ("held_out", "stopped", "looping")
 _LATER_FIELDS = {"reads_target"}
 """Of `TraceInfo`: files made before them stand for the defaults."""
+_LATER_ARRAYS = ("match_tokens", "match_distance", "match_in_output", "agreement")
+"""Files made before them stand for 0, which is right for all drafters but prompt lookup."""
 _ROUNDING = 1e-6
 """How far a probability may be out of 0..1."""
 
@@ -82,6 +88,14 @@ class Trace:
     """[M] places of that n-gram, at most 65535."""
     num_agreeing: Ints
     """[M] places that go on with the first proposed token."""
+    match_tokens: Ints
+    """[M] see `RoundState.match_tokens`; this and the next three are 0 but with prompt lookup."""
+    match_distance: Ints
+    """[M]"""
+    match_in_output: Bools
+    """[M]"""
+    agreement: NDArray[np.uint8]
+    """[M, K] see `RoundState.agreement`, in steps of 1 / `AGREEMENT_STEPS`."""
     target_top1: Floats
     """[M] target's largest probability (temperature 1) where this token was taken; NaN unknown."""
     target_entropy: Floats
@@ -114,6 +128,11 @@ class Trace:
             _check(values.shape == (size,), f"{name} is not [{size}]")
             in_range = (values >= 0) & (values <= np.iinfo(kind).max)
             _check(bool(in_range.all()), f"{name} is out of range")
+        _check(self.match_in_output.shape == (size,), f"match_in_output is not [{size}]")
+        shown = self.agreement
+        fits = shown.shape == (size, top) and shown.dtype == np.uint8
+        _check(fits, f"agreement is not bytes [{size}, {top}]")
+        _check(bool((shown[:, 1:] <= shown[:, :-1]).all()), "agreement rises with depth")
         for name in (*_SIGNALS, *_DRAFT_SIGNALS):
             self._check_signal(name, size)
         left = np.repeat(self.starts + self.num_tokens, self.num_tokens) - np.arange(size)
@@ -189,7 +208,7 @@ class Trace:
         }
         for name in (*_PER_REQUEST, *_FLAGS):
             changed[name] = getattr(self, name)[rows]
-        for name in (*_COUNTS, *_SIGNALS, *_DRAFT_SIGNALS):
+        for name in (*_SHOWN, *_SIGNALS, *_DRAFT_SIGNALS):
             values = getattr(self, name)
             changed[name] = None if values is None else values[at]
         return replace(self, **changed)
@@ -212,7 +231,7 @@ class Trace:
             "ids": tuple(name for part in parts for name in part.ids),
             "kinds": tuple(name for part in parts for name in part.kinds),
         }
-        for name in (*_PER_REQUEST, *_FLAGS, *_COUNTS, *_SIGNALS, *_DRAFT_SIGNALS):
+        for name in (*_PER_REQUEST, *_FLAGS, *_SHOWN, *_SIGNALS, *_DRAFT_SIGNALS):
             values = [getattr(part, name) for part in parts]
             joined[name] = None if values[0] is None else np.concatenate(values)
         return cls(info=first.info, **joined)
@@ -231,7 +250,7 @@ class Trace:
         }
         for name in _PER_REQUEST:
             arrays[name] = getattr(self, name).astype(np.uint32)
-        for name in _FLAGS:
+        for name in (*_FLAGS, "match_in_output", "agreement"):
             arrays[name] = getattr(self, name)
         for name, kind in _COUNTS.items():
             arrays[name] = getattr(self, name).astype(kind)
@@ -253,8 +272,8 @@ class Trace:
 
     @classmethod
     def _from_file(cls, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Trace:
-        needed = {"kind", *_PER_REQUEST, *_FLAGS, *_COUNTS, *_SIGNALS}
-        missing = sorted(needed - set(arrays))
+        needed = {"kind", *_PER_REQUEST, *_FLAGS, *_SHOWN, *_SIGNALS}
+        missing = sorted(needed - set(arrays) - set(_LATER_ARRAYS))
         _check(not missing, f"it lacks {', '.join(missing)}")
         foreign = sorted(set(arrays) - needed - set(_DRAFT_SIGNALS))
         _check(not foreign, f"it holds the unknown {', '.join(foreign)}")
@@ -269,20 +288,38 @@ class Trace:
         assert info is not None
         fits = known - _LATER_FIELDS <= set(info) <= known
         _check(fits, "its info lacks fields or has unknown ones")
+        made = TraceInfo(**info)
+        arrays = {**arrays, **_later_arrays(made, arrays)}
         kind = _whole("kind", arrays["kind"])
         in_range = kind.shape == (len(ids),) and bool(((kind >= 0) & (kind < len(kinds))).all())
         _check(in_range, "its kinds do not fit its requests")
-        loaded: dict[str, Any] = {name: arrays[name].astype(np.bool_) for name in _FLAGS}
+        loaded: dict[str, Any] = {
+            name: arrays[name].astype(np.bool_) for name in (*_FLAGS, "match_in_output")
+        }
+        loaded["agreement"] = arrays["agreement"]
         for name in (*_PER_REQUEST, *_COUNTS):
             loaded[name] = _whole(name, arrays[name])
         for name in (*_SIGNALS, *_DRAFT_SIGNALS):
             loaded[name] = arrays[name].astype(np.float64) if name in arrays else None
         return cls(
-            info=TraceInfo(**info),
+            info=made,
             ids=tuple(ids),
             kinds=tuple(kinds[number] for number in kind),
             **loaded,
         )
+
+
+def _later_arrays(info: TraceInfo, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Zeros for what a file is too old to hold, unless prompt lookup would have shown something."""
+    absent = [name for name in _LATER_ARRAYS if name not in arrays]
+    _check(
+        not absent or info.drafter != "prompt-lookup",
+        f"it lacks {', '.join(absent)}; record it again",
+    )
+    size, top = arrays["accepted"].size, info.max_num_speculative_tokens
+    _check(size * top <= MAX_ARRAY_BYTES, f"it has {size} positions of depth {top}, too many")
+    shapes = {"agreement": (size, top)}
+    return {name: np.zeros(shapes.get(name, size), np.uint8) for name in absent}
 
 
 def _whole(name: str, values: NDArray[Any]) -> Ints:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdepth.scheduler.baselines.off import Off
 from specdepth.scheduler.state import Bools, Floats, Ints
@@ -26,7 +28,10 @@ from .trace import Trace, TraceInfo
 from .trace_text import TextToRecord as TextToRecord
 from .trace_text import assemble_trace, check_texts, record_lookup
 
-COUNTS = ("accepted", "proposal_length", "match_length", "num_matches", "num_agreeing")
+COUNTS = (
+    *("accepted", "proposal_length", "match_length", "num_matches", "num_agreeing"),
+    *("match_tokens", "match_distance"),
+)
 DRAFT_SIGNALS = ("draft_top1", "draft_entropy", "draft_margin")
 NO_SLOTS: Ints = np.zeros(0, np.int64)
 
@@ -147,7 +152,10 @@ class _Recording:
         num_tokens = np.array([len(text.token_ids) for text in texts])
         self.starts: Ints = np.cumsum(num_tokens) - num_tokens
         size = int(num_tokens.sum())
-        self.counts: dict[str, Ints] = {name: np.zeros(size, np.int64) for name in COUNTS}
+        self.counts: dict[str, NDArray[Any]] = {name: np.zeros(size, np.int64) for name in COUNTS}
+        # Other drafters find no places in the text; see `Offer.without_match`.
+        self.counts["match_in_output"] = np.zeros(size, np.bool_)
+        self.counts["agreement"] = np.zeros((size, self.top), np.uint8)
         self.signals: dict[str, Floats] | None = None
         if info.drafter == "draft-model":
             self.signals = {name: np.full((size, self.top), np.nan) for name in DRAFT_SIGNALS}

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specdepth.scheduler.state import Floats, Ints
+from specdepth.scheduler.state import Floats
 
 from .config import SamplingParams
 from .loops import is_looping
@@ -94,7 +95,7 @@ def check_texts(texts: Sequence[TextToRecord]) -> None:
 def assemble_trace(
     texts: Sequence[TextToRecord],
     info: TraceInfo,
-    counts: Mapping[str, Ints],
+    counts: Mapping[str, NDArray[Any]],
     draft_signals: Mapping[str, Floats] | None = None,
 ) -> Trace:
     """Put together what is known of the texts and what a drafter got from them.
@@ -102,7 +103,7 @@ def assemble_trace(
     Args:
         texts: N, in the trace's order.
         info: how it was made.
-        counts: [M] arrays by field of `Trace`.
+        counts: [M] arrays by field of `Trace`, and what prompt lookup shows, with it.
         draft_signals: [M, K] arrays by field of `Trace`; None without a draft model.
     """
 

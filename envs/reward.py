@@ -5,8 +5,8 @@ Legend: R sequences of the round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -87,6 +87,23 @@ def added_s(state: RoundState, outcome: RoundOutcome, cost: CostModel) -> Floats
     return np.asarray(seconds, np.float64)
 
 
+class SlotReward(Protocol):
+    """A form of reward: what each sequence is paid for a round, float64 [R]."""
+
+    def __call__(
+        self,
+        state: RoundState,
+        outcome: RoundOutcome,
+        *,
+        elapsed_s: float,
+        seconds_per_token: float,
+        cost: CostModel,
+        tokens: Floats | None = None,
+    ) -> Floats:
+        """See `slot_rewards` for the arguments."""
+        ...
+
+
 def slot_rewards(
     state: RoundState,
     outcome: RoundOutcome,
@@ -94,6 +111,7 @@ def slot_rewards(
     elapsed_s: float,
     seconds_per_token: float,
     cost: CostModel,
+    tokens: Floats | None = None,
 ) -> Floats:
     """Reward of each sequence for a round, in tokens at the reference rate, float64 [R].
 
@@ -115,11 +133,79 @@ def slot_rewards(
         elapsed_s: seconds to charge; see `decision_s`.
         seconds_per_token: of a reference policy, at this load.
         cost: prices for `added_s`.
+        tokens: [R] to pay for; None: those committed. See `expected_tokens`.
     """
     added = added_s(state, outcome, cost)
     rest = (elapsed_s - added.sum()) / max(len(added), 1)
-    rewards: Floats = outcome.num_committed - (added + rest) / seconds_per_token
+    paid = outcome.num_committed if tokens is None else tokens
+    rewards: Floats = paid - (added + rest) / seconds_per_token
     return rewards
+
+
+def team_rewards(
+    state: RoundState,
+    outcome: RoundOutcome,
+    *,
+    elapsed_s: float,
+    seconds_per_token: float,
+    cost: CostModel,
+    tokens: Floats | None = None,
+) -> Floats:
+    """The sum of `slot_rewards` for everybody, float64 [R]: nobody learns whose doing it was.
+
+    Args as there.
+    """
+    paid = outcome.num_committed if tokens is None else tokens
+    whole = float(paid.sum()) - elapsed_s / seconds_per_token
+    return np.full(state.num_running, whole)
+
+
+def throughput_rewards(
+    state: RoundState,
+    outcome: RoundOutcome,
+    *,
+    elapsed_s: float,
+    seconds_per_token: float,
+    cost: CostModel,
+    tokens: Floats | None = None,
+) -> Floats:
+    """Tokens a second of the round for everybody, float64 [R]: what one would try first.
+
+    It is given in speeds of one sequence without speculation, a constant of the machine, so that it
+    is of order 1 to 10. A sum of rates over rounds is not the rate of the whole, since rounds take
+    different times, and it goes up when an easy sequence is favoured over a hard one.
+
+    Args as in `slot_rewards`; the reference rate has no part in it.
+    """
+    paid = outcome.num_committed if tokens is None else tokens
+    speed = float(paid.sum()) / elapsed_s * depth_0_seconds_per_token(cost, 1)
+    return np.full(state.num_running, speed)
+
+
+REWARDS: Mapping[str, SlotReward] = {
+    "difference": slot_rewards,
+    "team": team_rewards,
+    "throughput": throughput_rewards,
+}
+"""Forms of reward that need no reference policy, by name."""
+
+
+def expected_tokens(survival: Floats, outcome: RoundOutcome) -> Floats:
+    """Tokens that a survival model expected of the depths that were drafted, float64 [R].
+
+        1 + sum of survival_j over j <= k, and 0 for a sequence that was preempted
+
+    In place of the tokens committed it takes the luck of the text out of a round's reward, and puts
+    the errors of the model in: over a workload it no longer sums to the tokens of the texts, and a
+    policy is paid for going where the model is too hopeful.
+
+    Args:
+        survival: [R, K] chance that the first j drafted tokens are all accepted, as of the state.
+        outcome: what was drafted.
+    """
+    places = np.arange(survival.shape[1])
+    expected = 1.0 + np.where(places < outcome.num_drafted[:, None], survival, 0.0).sum(1)
+    return np.asarray(np.where(outcome.preempted, 0.0, expected), np.float64)
 
 
 def relative_rewards(

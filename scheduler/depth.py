@@ -25,7 +25,8 @@ class DepthScheduler(Protocol):
       certain (a point mass); "rejection" is with a draft model, the only delicate one: whether a
       drafted token is verified must not depend on that token or on later ones [DSpark 2607.05147,
       appendix A]. Left out, it means all but "rejection".
-    * `keep_drafting(state, signals: DraftSignals) -> bools`: called after each draft pass.
+    * `keep_drafting(state, signals: DraftSignals) -> bools or depths`: called after each draft pass, see
+      `StopsDrafting`.
     * `trim(state, signals: ProposalSignals) -> depths`: may cut depths after drafting. It sees more than
       "rejection" with a draft model allows it to use: whether token j of a sequence stays may go by
       that sequence's signals up to j, and not by later ones.
@@ -71,10 +72,21 @@ class ProposalSignals:
 
 
 class StopsDrafting(Protocol):
-    """A scheduler that also decides after each draft pass who goes on."""
+    """A scheduler that also decides after each draft pass who goes on.
 
-    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
-        """Return bool [D]; False: the next token is neither drawn nor verified."""
+    Either answer is lawful under every rule as far as it goes by the signals it is shown: those of the
+    next token are of its law, from before it is drawn, and it is asked before each token.
+    """
+
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools | Ints:
+        """Return who goes on, bool [D], or how deep each may go in all, whole numbers [D].
+
+        A depth of at most `num_drafted`, or False: the next token is neither drawn nor verified. One
+        more: it is drawn, which needs no pass beyond the one that showed its law, and is the last.
+        Deeper, or True: the sequence rides in the next pass, and is asked again after it; a depth
+        answered then may be another one. No answer takes a sequence beyond the depth that `choose`
+        gave it and that there is room for.
+        """
         ...
 
 

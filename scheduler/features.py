@@ -2,8 +2,9 @@
 
 Columns are in the order of `FEATURES`. Values are clipped to their bounds; an unknown value (NaN,
 or a count of -1) is written as 0, and where a policy should know, a `*_known` column says so. None
-depends on a token drafted in this round: a policy that reads only this table is lossless under
-every verification rule.
+depends on a token that a draft model drew in this round. What prompt lookup shows of its proposal
+follows from the committed text alone, so it says nothing of a random draw. So a policy that reads
+only this table is lossless under every verification rule.
 
 Legend: R running sequences, F features, K deepest depth.
 """
@@ -37,6 +38,7 @@ _LINEAR = (
     _one("acceptance", "fraction", "moving average of accepted / drafted; 0.5 before any"),
     _one("acceptance_slow", "fraction", "the same over about four times as many rounds"),
     _one("match_agreement", "fraction", "places of the matched n-gram that go on as proposed"),
+    _one("match_in_output", "flag", "the proposal starts among the generated tokens"),
     _one("last_depth", "of K", "tokens drafted in the previous round"),
     _one("last_accepted", "of K", "tokens accepted in the last round that drafted"),
     _one("proposal_length", "of K", "tokens on offer now"),
@@ -50,17 +52,30 @@ _LOG = (
     _one("drafted_rounds", "log2 of 256", "rounds behind `acceptance`"),
     _one("rounds_since_draft", "log2 of 32", "rounds since the sequence last drafted"),
     _one("num_matches", "log2 of 64", "earlier places of the matched n-gram"),
+    _one(
+        "match_tokens", "log2 of 16", "tokens that match at the place that is continued, 16 at most"
+    ),
+    _one("match_distance", "log2 of 4096", "tokens from that place to the end of the text"),
     _one("draft_lag", "log2 of 1024", "tokens that the draft model has to catch up on"),
     _one("context", "log2 of 131072", "context length in tokens"),
     _one("generated", "log2 of 8192", "tokens generated so far"),
     _one("remaining", "log2 of 8192", "tokens until the request's limit"),
 )
-_LOG_BASES = (4096, 256, 32, 64, 1024, 131072, 8192, 8192)
+_LOG_BASES = (4096, 256, 32, 64, 16, 4096, 1024, 131072, 8192, 8192)
 _MATCH = (
     _one("match_1", "flag", "the proposal comes from an n-gram of 1"),
     _one("match_2", "flag", "the proposal comes from an n-gram of 2"),
     _one("match_3", "flag", "the proposal comes from an n-gram of 3"),
     _one("match_4_up", "flag", "the proposal comes from an n-gram of 4 or more"),
+)
+_AGREEMENT_DEPTHS = (1, 2, 3, 4, 6, 8)
+_AGREEMENT = tuple(
+    _one(
+        f"agreement_{depth}",
+        "fraction",
+        f"weighted earlier places that go on like the first {depth} proposed tokens, or all K if fewer",
+    )
+    for depth in _AGREEMENT_DEPTHS
 )
 _TARGET = (
     _one("target_known", "flag", "the next two are known"),
@@ -114,7 +129,10 @@ _ROUND = (
     _one("batch_last_depth", "of K", "mean `last_depth`"),
 )
 
-FEATURES: tuple[Feature, ...] = (*_LINEAR, *_LOG, *_MATCH, *_TARGET, *_DRAFT, *_LOAD, *_ROUND)
+FEATURES: tuple[Feature, ...] = (
+    *(*_LINEAR, *_LOG, *_MATCH, *_AGREEMENT),
+    *(*_TARGET, *_DRAFT, *_LOAD, *_ROUND),
+)
 """All columns in order."""
 FEATURE_NAMES: tuple[str, ...] = tuple(feature.name for feature in FEATURES)
 NUM_FEATURES = len(FEATURES)
@@ -124,14 +142,16 @@ HIGH: NDArray[np.float32] = np.array([feature.high for feature in FEATURES], np.
 
 _AT_LOG = len(_LINEAR)
 _AT_MATCH = _AT_LOG + len(_LOG)
-_AT_TARGET = _AT_MATCH + len(_MATCH)
+_AT_AGREEMENT = _AT_MATCH + len(_MATCH)
+_AT_TARGET = _AT_AGREEMENT + len(_AGREEMENT)
 _AT_DRAFT = _AT_TARGET + len(_TARGET)
 _AT_LOAD = _AT_DRAFT + len(_DRAFT)
 _AT_ROUND = _AT_LOAD + len(_LOAD)
 _LOG_SCALE: Floats = 1.0 / np.log2(1.0 + np.array(_LOG_BASES, np.float64))[:, None]
 _MATCH_SIZES = np.arange(1, 5)
+_AGREEMENT_COLUMNS = np.array(_AGREEMENT_DEPTHS) - 1
 _ENTROPY_SCALE = 0.2
-for _array in (LOW, HIGH, _LOG_SCALE, _MATCH_SIZES):
+for _array in (LOW, HIGH, _LOG_SCALE, _MATCH_SIZES, _AGREEMENT_COLUMNS):
     _array.flags.writeable = False
 
 
@@ -163,6 +183,7 @@ def _write_sequences(out: NDArray[np.float32], state: RoundState, depth: float) 
             state.acceptance_ema,
             state.acceptance_ema_slow,
             state.match_agreement,
+            state.match_in_output,
             state.last_depth,
             state.last_accepted,
             state.proposal_length,
@@ -173,9 +194,9 @@ def _write_sequences(out: NDArray[np.float32], state: RoundState, depth: float) 
         ),
         np.float64,
     )
-    linear[3:7] *= depth
-    linear[7] *= near
-    linear[8:] *= 0.25
+    linear[4:8] *= depth
+    linear[8] *= near
+    linear[9:] *= 0.25
     out[:, :_AT_LOG] = linear.T
     counts = np.array(
         (
@@ -183,6 +204,8 @@ def _write_sequences(out: NDArray[np.float32], state: RoundState, depth: float) 
             state.num_drafted_rounds,
             state.rounds_since_draft,
             state.num_matches,
+            state.match_tokens,
+            state.match_distance,
             state.draft_lag,
             state.positions,
             state.num_generated,
@@ -196,7 +219,10 @@ def _write_sequences(out: NDArray[np.float32], state: RoundState, depth: float) 
     counts *= _LOG_SCALE
     out[:, _AT_LOG:_AT_MATCH] = counts.T
     sizes = np.minimum(state.match_length, 4)
-    out[:, _AT_MATCH:_AT_TARGET] = sizes[:, None] == _MATCH_SIZES
+    out[:, _AT_MATCH:_AT_AGREEMENT] = sizes[:, None] == _MATCH_SIZES
+    if state.max_num_speculative_tokens:
+        shown = state.agreement.take(_AGREEMENT_COLUMNS, axis=1, mode="clip")
+        out[:, _AT_AGREEMENT:_AT_TARGET] = shown
     top1 = state.target_top1
     out[:, _AT_TARGET] = top1 == top1
     out[:, _AT_TARGET + 1] = top1

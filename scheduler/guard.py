@@ -151,12 +151,12 @@ class GuardedScheduler:
             settled=settled,
         )
 
-    def _keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
+    def _keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools | Ints:
         """Ask the arm in charge; one that does not stop early drafts on."""
         method = getattr(self._arms[self._arm], "keep_drafting", None)
         if method is None:
             return np.ones(len(signals.rows), np.bool_)
-        keeps: Bools = method(state, signals)
+        keeps: Bools | Ints = method(state, signals)
         return keeps
 
     def _trim(self, state: RoundState, signals: ProposalSignals) -> Ints:

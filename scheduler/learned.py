@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from .baselines.capped_greedy import CappedGreedyDepth
+from .baselines.priced_stops import PricedStops
+from .batch_row import batch_row
 from .features import HIGH, LOW, NUM_FEATURES, feature_matrix
 from .learned_offset import LogitSurvival
 from .model_folder import ANY
@@ -23,8 +25,11 @@ class LearnedScheduler:
     With `action` "depth" each sequence's depth is the best-scored output of its row. With "offset" the
     outputs are logits of acceptance by position, as bent by learning, and the capped greedy rule
     chooses the batch's depths by them: the network says what tokens are worth, the rule what they cost.
+    With "batch" there is one row, of what the sequences have in common (`batch_row`), and one depth for
+    all, which is clipped for those that cannot draft so deep.
+    Weights with `stops` put `PricedStops` around the rule, and the policy has `keep_drafting` and `reset`.
 
-    Deterministic; it does not learn while it runs.
+    Deterministic. The network does not learn while it runs; the stops do.
 
     Args:
         weights: the network.
@@ -40,7 +45,8 @@ class LearnedScheduler:
     # tokens that were discarded, but knowing them cannot bend the law: random draws are keyed by
     # (seed, position, attempt) and never used twice, so given the committed text the drafts and
     # accept tests of this round are independent of them, and a round is exact for any depth that was
-    # fixed before it.
+    # fixed before it. Stops go by the law of a token that is not drawn yet, and by past rounds, whose
+    # discarded tokens tell nothing of this round's for the same reason.
     lawful_under = frozenset({"greedy", "coupled", "prompt-lookup", "rejection"})
 
     def __init__(self, weights: PolicyWeights, card: PolicyCard) -> None:
@@ -61,9 +67,13 @@ class LearnedScheduler:
             and weights.clip >= max(float(HIGH.max()), -float(LOW.min()))
         )
         self._depths: Ints = np.array(weights.depths, np.int64)
-        self._rule: CappedGreedyDepth | None = None
+        self._rule: CappedGreedyDepth | PricedStops | None = None
         if weights.action == "offset":
             self._rule = CappedGreedyDepth(LogitSurvival(self.scores), weights.shrinkage)
+        if weights.stops:
+            self._rule = stops = PricedStops(self._rule)
+            # Looked up by name: a policy without stops must not have them.
+            self.keep_drafting, self.reset = stops.keep_drafting, stops.reset
 
     @classmethod
     def load(
@@ -138,14 +148,20 @@ class LearnedScheduler:
             )
         if self._rule is not None:
             return self._rule.choose(state)
-        scores = self.scores(feature_matrix(state))
+        rows, deepest = feature_matrix(state), state.max_depths
+        together = self.weights.action == "batch" and state.num_running > 0
+        if together:
+            rows, deepest = batch_row(rows)[None], deepest.max(keepdims=True)
+        scores = self.scores(rows)
         if self.card.mask_depths:
-            np.copyto(scores, -np.inf, where=self._depths > state.max_depths[:, None])
+            np.copyto(scores, -np.inf, where=self._depths > deepest[:, None])
         best: Ints = self._depths[scores.argmax(axis=1)]
-        return best
+        return best.repeat(state.num_running) if together else best
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Nothing to learn: the policy is frozen."""
+        """Let the stops learn; the network is frozen."""
+        if self._rule is not None:
+            self._rule.observe(outcome)
 
     def __repr__(self) -> str:
         return f"LearnedScheduler({self.card.model_pair}, {self.card.drafter})"

@@ -50,10 +50,11 @@ _MAX_WIDTH = 4096
 _MAX_DEPTH = 1024
 
 Activation = Literal["tanh", "relu"]
-Action = Literal["depth", "offset"]
+Action = Literal["depth", "offset", "batch"]
 """What the outputs of a policy say. "depth": a score for each depth, the best one wins. "offset": the logit
 of each position's acceptance if those before it were accepted, bent as learning found it pays, for the
-greedy rule with its shrinkage to choose by; see `LearnedScheduler`."""
+greedy rule with its shrinkage to choose by. "batch": scores as in "depth", but for one depth that all
+sequences share, from what they have in common (`batch_row`). See `LearnedScheduler`."""
 Float32s = NDArray[np.float32]
 
 
@@ -83,6 +84,8 @@ class PolicyWeights:
     action: Action = "depth"
     shrinkage: Mapping[int, Shrinkage] = field(default_factory=dict)
     """For offsets: shrinkage and price of the greedy rule, by number of running sequences."""
+    stops: bool = False
+    """For offsets: whether `PricedStops` decides after each draft pass, where there is a draft model."""
 
     def __post_init__(self) -> None:
         sizes = [self.mean.size, *(bias.size for bias in self.biases)]
@@ -119,6 +122,10 @@ class PolicyWeights:
             raise ValueError(f"offsets are for depths 1..K in order, got {self.depths}.")
         if (self.action == "offset") != bool(self.shrinkage):
             raise ValueError("offsets, and they alone, need a shrinkage by number of sequences.")
+        if type(self.stops) is not bool:
+            raise ValueError(f'policy "stops" is true or false, got {self.stops!r}.')
+        if self.stops and self.action != "offset":
+            raise ValueError(f'stops are for offsets, this policy\'s action is "{self.action}".')
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:
@@ -177,6 +184,7 @@ def save_policy(folder: str | os.PathLike[str], weights: PolicyWeights, card: Po
         "depths": list(weights.depths),
         "action": weights.action,
         "shrinkage": {str(load): asdict(one) for load, one in sorted(weights.shrinkage.items())},
+        "stops": weights.stops,
         "mask_depths": card.mask_depths,
         "features": [{"name": f.name, "unit": f.unit} for f in FEATURES],
         "layer_sizes": list(weights.layer_sizes),
@@ -251,6 +259,7 @@ def _weights(config: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Policy
         depths=tuple(config["depths"]),
         action=config.get("action", "depth"),
         shrinkage=_shrinkage(config.get("shrinkage", {})),
+        stops=config.get("stops", False),
     )
     if weights.layer_sizes != tuple(sizes):
         raise ValueError(f"layers of {weights.layer_sizes}, the configuration says {sizes[:20]}.")

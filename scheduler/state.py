@@ -77,6 +77,18 @@ class RoundState:
     """Earlier places where that n-gram occurs."""
     match_agreement: Floats
     """Share of those places that continue with the first proposed token; 0 without a match."""
+    agreement: Floats
+    """[R, K] share of all earlier places of the last token that go on like the first 1..K proposed tokens;
+    a place counts with the square of its match with the end of the text, up to 16 tokens. It does not
+    rise along a row and is defined beyond `proposal_length`; 0 without a match or without prompt lookup.
+    In steps of 1/255."""
+    match_tokens: Ints
+    """Tokens up to the end that agree with those before the place that is continued, 16 at most: where
+    `match_length` stops at the longest n-gram that is looked up. 0 as `agreement`."""
+    match_distance: Ints
+    """Tokens from that place to the end; 0 as `agreement`."""
+    match_in_output: Bools
+    """Whether the proposal starts among the generated tokens; False as `agreement`."""
     last_match_length: Ints
     """`match_length` of the sequence's previous round; -1 before the first."""
     draft_top1: Floats

@@ -11,37 +11,43 @@ from specdepth.scheduler.confidence_survival import ConfidenceSurvival
 from specdepth.scheduler.depth import DepthScheduler, DraftSignals, lawful_rules
 from specdepth.scheduler.grading import grade
 from specdepth.scheduler.online_logistic import OnlineLogistic, log_odds
-from specdepth.scheduler.state import Bools, Floats, Ints, RoundOutcome, RoundState
+from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
 
 from .capped_greedy import CappedGreedyDepth
 from .pricing import prefill_s, verify_seconds
 
 
 class PricedStops:
-    """Caps before drafting; after each draft pass the sequences go on that earn the next one.
+    """After each draft pass: who draws the token that it showed, and who rides in the next pass.
 
-    A sequence that goes on wins a token with its survival: the product of the acceptance rates that the
-    draft model's largest probabilities mean in this round, up to the token that would be drawn now
-    (`OnlineLogistic`, fitted to verdicts). It pays for verifying that token in this pass, and for the
-    next draft pass unless it is at its cap; the pass that showed the token is paid already. Both prices
-    go by the whole batch: of the sequences in the order of what they win, as many go on as win most
+    A pass shows the law of the next token. To draw that token wins a token with its survival: the product
+    of the acceptance rates that the draft model's largest probabilities mean in this round, up to
+    that token (`OnlineLogistic`, fitted to verdicts). It costs its verification and nothing else, the
+    pass is paid already. Of those who draw, some ride in the next pass, for the token after: it wins that
+    token's survival, which is this one's times the chance that the next stands if this one does
+    (a second model, on this one's confidence), and pays for the pass and for the verification. Both
+    prices go by the whole batch: of the sequences in the order of what they win, as many as win most
     in all.
 
     Seconds are turned into tokens at the rate that rounds have earned of late, the price of time of a
     long run [Dinkelbach 1967, "On nonlinear fractional programming"], which is never less than that
-    of decoding without drafts. Survival does not rise along a draft, so a token that does not pay is
-    followed by none that does, and looking one token ahead is enough (the monotone case of optimal
-    stopping).
+    of decoding without drafts. Survival does not rise along a draft, so it looks one token ahead (the
+    monotone case of optimal stopping).
 
-    A stopped token gets no verdict, so the rule that sets the caps learns of the likelier tokens only, and
-    pays for a pass that shows nothing worth keeping now and then. Telling it that stopped tokens fell
-    made it give up drafting that paid.
+    Before drafting the inner rule says who drafts at all, and no more: they may all go as deep as there is
+    room. A cap that is set before anything was shown takes away the option to go on where the draft model
+    turns out to be sure, and where it does not the stops end the draft sooner. Depth 0 is not left to
+    the stops: they are asked when the first pass is paid.
+
+    A stopped token gets no verdict, so the inner rule learns of the likelier tokens only, and pays for a
+    pass that shows nothing worth keeping now and then. Telling it that stopped tokens fell made it give
+    up drafting that paid.
 
     With another drafter than a draft model it is the inner rule.
 
     Args:
-        caps: chooses them; None: `CappedGreedyDepth` with `ConfidenceSurvival`. Its own hooks are not
-            used.
+        caps: says who drafts; None: `CappedGreedyDepth` with `ConfidenceSurvival`. Its own hooks are
+            not used.
     """
 
     memory = 0.98
@@ -56,10 +62,15 @@ class PricedStops:
     def _forget(self) -> None:
         self.acceptance: OnlineLogistic | None = None
         """P(accepted) from the largest draft probability; from the first round of a draft model on."""
+        self.following: OnlineLogistic | None = None
+        """P(the next token is accepted, if this one is) from this one's, [K - 1] positions."""
         self._earned = self._spent = 0.0
         self._state: RoundState | None = None
         """Of the round under way, with a draft model."""
-        self._round_caps: Ints = np.zeros(0, np.int64)
+        self._limits: Ints = np.zeros(0, np.int64)
+        """[R] how deep each may go in it."""
+        self._verify_s: Floats = np.zeros(0)
+        """Seconds without draft passes by drawn tokens, as far as they go."""
         self._num_drawn = 0
 
     @property
@@ -77,57 +88,66 @@ class PricedStops:
             reset()
 
     def choose(self, state: RoundState) -> Ints:
-        """Return the caps, int64 [R]."""
+        """Return all that is possible for those who draft, int64 [R]."""
         depths = self.caps.choose(state)
-        top, size = state.max_num_speculative_tokens, state.num_running
-        if state.drafter == "draft-model" and size:
-            self._state = state
-            if self.acceptance is None or len(self.acceptance.intercepts) != top:
-                self.acceptance = OnlineLogistic(top)
-            self._round_caps = np.minimum(depths, state.max_depths)
-            self._num_drawn = 0
-        return depths
+        top = state.max_num_speculative_tokens
+        if state.drafter != "draft-model" or not state.num_running:
+            return depths
+        if self.acceptance is None or len(self.acceptance.intercepts) != top:
+            self.acceptance = OnlineLogistic(top)
+            self.following = OnlineLogistic(top - 1)
+        self._state = state
+        self._limits = np.where(depths > 0, state.max_depths, 0)
+        self._verify_s = verify_seconds(state, int(self._limits.sum()))
+        return self._limits
 
-    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
-        """Return bool [D]: who goes on, so that the batch wins most."""
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
+        """Return how deep each may go, int64 [D]: no further, one token, or on to the next pass."""
         assert self.acceptance is not None
-        rows, step, size = signals.rows, signals.num_drafted, len(signals.rows)
+        assert self.following is not None
+        rows, step = signals.rows, signals.num_drafted
+        if not step:
+            self._num_drawn = 0
+        tokens_a_second = self.gain / self._plain_token_s(state)
+        prices = tokens_a_second * (
+            self._verify_s[self._num_drawn :] - self._verify_s[self._num_drawn]
+        )
         survival = survival_so_far(self.acceptance, signals.top1)
-        rides = self._round_caps[rows] > step + 1
-        rate = self.gain / _plain_token_s(state)
-        # Who is at its cap does without the next pass, so it may be in front of likelier ones.
-        pass_s = state.cost.draft_pass_s(np.arange(size + 1))
-        order = np.argsort(rate * pass_s[size] / size * rides - survival, kind="stable")
-        verify_s = verify_seconds(state, self._num_drawn + size)[self._num_drawn :]
-        seconds = verify_s - verify_s[0]
-        seconds[1:] += pass_s[np.cumsum(rides[order])]
-        wins = -rate * seconds
-        wins[1:] += np.cumsum(survival[order])
-        num_going = int(wins.argmax())
-        stays = np.zeros(size, np.bool_)
-        stays[order[:num_going]] = True
-        self._num_drawn += num_going
-        return stays
+        draws = _most_won(survival, prices)
+        answer = np.full(len(rows), step)
+        answer[draws] = step + 1
+        may_ride = draws[self._limits[rows[draws]] > step + 1]
+        if len(may_ride):
+            pass_s = state.cost.draft_passes_s(len(may_ride))
+            prices = prices[len(draws) :][: len(pass_s)] - prices[len(draws)]
+            prices += tokens_a_second * pass_s
+            shown = log_odds(signals.top1[may_ride, -1:])
+            stands = np.nan_to_num(self.following.predict(shown)[:, step])
+            rides = may_ride[_most_won(survival[may_ride] * stands, prices)]
+            answer[rides] = self._limits[rows[rides]]
+        self._num_drawn += len(draws)
+        return answer
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how likely tokens were, and what time is worth."""
         self.caps.observe(outcome)
         state, self._state = self._state, None
-        if self.acceptance is None or state is None:
+        if self.acceptance is None or self.following is None or state is None:
             return
         grades = grade(outcome, len(self.acceptance.intercepts))
-        self.acceptance.observe(log_odds(outcome.draft_top1), grades.tested, grades.accepted)
+        shown = log_odds(outcome.draft_top1)
+        self.acceptance.observe(shown, grades.tested, grades.accepted)
+        self.following.observe(shown[:, :-1], grades.tested[:, 1:], grades.accepted[:, 1:])
         self._earned = self.memory * self._earned + float(outcome.num_committed.sum())
         seconds = state.cost.outcome_s(outcome) - prefill_s(state)
-        self._spent = self.memory * self._spent + seconds / _plain_token_s(state)
+        self._spent = self.memory * self._spent + seconds / self._plain_token_s(state)
+
+    def _plain_token_s(self, state: RoundState) -> float:
+        """Seconds a token where nobody drafts."""
+        return float(self._verify_s[0]) / state.num_running
 
     def __repr__(self) -> str:
         return f"PricedStops({self.caps!r})"
-
-
-def _plain_token_s(state: RoundState) -> float:
-    """Seconds a token where nobody drafts."""
-    return float(verify_seconds(state, 0)[0]) / state.num_running
 
 
 def survival_so_far(acceptance: OnlineLogistic, top1: Floats) -> Floats:
@@ -141,3 +161,16 @@ def survival_so_far(acceptance: OnlineLogistic, top1: Floats) -> Floats:
     features[:, : top1.shape[1]] = log_odds(top1)
     rates = acceptance.predict(features)[:, : top1.shape[1]]
     return np.asarray(np.nan_to_num(rates).prod(axis=1), np.float64)
+
+
+def _most_won(worth: Floats, prices: Floats) -> Ints:
+    """Return the likeliest of D sequences, as many as win most: indices, the likeliest first.
+
+    Args:
+        worth: [D] tokens that each wins.
+        prices: [more than D] what the first n of them cost together, in tokens.
+    """
+    order = np.argsort(-worth, kind="stable")
+    wins = -prices[: len(worth) + 1]
+    wins[1:] += np.cumsum(worth[order])
+    return order[: int(wins.argmax())]

@@ -43,6 +43,10 @@ def make_trace(
         "match_length": match_length,
         "num_matches": np.minimum(match_length, 1),
         "num_agreeing": np.minimum(match_length, 1),
+        "match_tokens": match_length,
+        "match_distance": 5 * match_length,
+        "match_in_output": np.zeros(size, np.bool_),
+        "agreement": np.where(match_length > 0, 255, 0).astype(np.uint8)[:, None].repeat(DEPTH, 1),
         "target_top1": rng.random(size),
         "target_entropy": rng.random(size),
     }

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from specdepth.agents.ablate import Ablation, AblationPlan, ablate, plan_ablation
+from specdepth.agents.ablate import Ablation, AblationPlan, _default_start, ablate, plan_ablation
 from specdepth.agents.ablate_grid import Grid, Variant, grid_to_dict, read_grid
 from specdepth.agents.ablate_report import write_ablation
 from specdepth.agents.ablate_run import DONE_FILE
+from specdepth.agents.ablate_table import tidy_rows
 from specdepth.agents.cli import INTERRUPTED, main
 from specdepth.agents.results import Results
 from specdepth.agents.train_config import TrainConfig
+from specdepth.decoder.trace_files import load_trace
 from specdepth.scheduler.cost import CostModel
+from tests.agents.toy_rule import save_toy_rule
 from tests.envs.toy_trace import COST, toy_trace
 
 STEPS = 2 * 16 * 4 * 2
@@ -226,6 +229,45 @@ def test_settings_can_start_from_another_run(files: Path, tmp_path: Path) -> Non
     assert made.references.names == ("off", "fixed:1", "fixed:2", "fixed:3")
 
 
+def test_the_warm_start_is_a_shipped_rule_where_one_fits(files: Path, tmp_path: Path) -> None:
+    base = {path: value for path, value in GRID.base.items() if not path.startswith("warm_start")}
+    grid = replace(GRID, base=base)
+    starts = {run.config.warm_start.scheduler for run in plan(files, tmp_path, grid).runs}
+    assert starts == {"heuristic"}, "no rule is shipped for the toy pair"
+    info = load_trace("smollm2-prompt-lookup-greedy").info
+    start = _default_start(info)
+    assert start.warm_start.scheduler == "rule:smollm2-prompt-lookup-cpu-bf16"
+    assert start.decoder.max_num_speculative_tokens == info.max_num_speculative_tokens
+
+
+def test_what_a_search_found_is_judged_beside_what_became_of_it(
+    files: Path, tmp_path: Path
+) -> None:
+    searched = Variant(
+        name="after-search",
+        dimension="search",
+        overrides={
+            "action": "offset",
+            "ppo.hidden": [16],
+            "warm_start.scheduler": save_toy_rule(tmp_path),
+            "warm_start.search_iterations": 1,
+            "warm_start.rounds": 4,
+            "workload.concurrencies": [2],
+        },
+    )
+    grid = replace(GRID, variants=(searched,), seeds=(0,))
+    found = ablate(plan(files, tmp_path / "out", grid))
+    assert not found.failures
+    rows = found.done["after-search", 0].rows
+    assert {row.policy for row in rows} == {"learned", "searched"}
+    variants = {row.variant for row in tidy_rows(found)}
+    assert {"base", "after-search", "after-search.searched"} <= variants
+    written = write_ablation(found, tmp_path / "out", "test")
+    assert [one.variant for one in written.summaries][-2:] == [
+        *("after-search", "after-search.searched"),
+    ]
+
+
 def test_the_device_is_that_of_live_runs(files: Path, tmp_path: Path) -> None:
     assert {run.config.decoder.device for run in plan(files, tmp_path, device="cpu").runs} == {
         "cpu"
@@ -303,7 +345,7 @@ def test_the_command_says_how_to_go_on_after_ctrl_c(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--grid", "nothing"], "no grid 'nothing'; there are full, quick"),
+        (["--grid", "nothing"], "no grid 'nothing'; there are full, search, live, quick"),
         (["--seeds", "1,1"], "seeds are different whole numbers"),
         (["--minutes", "0"], "timesteps and minutes must be above 0"),
         (["--trace", "absent"], "absent"),

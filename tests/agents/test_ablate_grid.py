@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdepth.agents.ablate_grid import BASE, Grid, Variant, grid_to_dict, read_grid
-from specdepth.agents.ablate_grids import FULL, GRIDS, QUICK, find_grid
+from specdepth.agents.ablate_grids import FULL, GRIDS, LIVE, QUICK, SEARCH, find_grid
 from specdepth.agents.train_config import TrainConfig
 
 GRID = Grid(
@@ -98,7 +98,7 @@ def test_two_variants_of_one_name_are_refused() -> None:
 
 
 def test_an_unknown_or_missing_grid_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no grid 'ful'; there are full, quick"):
+    with pytest.raises(ValueError, match=r"no grid 'ful'; there are full, search, live, quick"):
         find_grid("ful")
     with pytest.raises(ValueError, match=r"cannot read grid absent\.json: No such file"):
         find_grid("absent.json")
@@ -106,26 +106,46 @@ def test_an_unknown_or_missing_grid_is_refused() -> None:
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=list(GRIDS))
 def test_shipped_grids_fit_the_settings_that_there_are(grid: Grid) -> None:
-    configs = grid.configs(TrainConfig())
+    configs = grid.configs(TrainConfig(env="replay"))
     base = configs.pop(BASE)
     assert all(config != base for config in configs.values())
     assert base.decoder.max_num_seqs >= max(base.workload.concurrencies)
 
 
-def test_the_full_grid_stays_within_three_minutes_and_five_seeds() -> None:
-    assert FULL.minutes <= 3
+def test_the_full_grid_has_five_seeds_and_equal_steps_in_whole_updates() -> None:
+    configs = FULL.configs(TrainConfig(env="replay"))
     assert len(FULL.seeds) >= 5
     assert FULL.loads == (1, 2, 4, 8, 16, 32)
-    assert FULL.num_requests is None
+    assert {config.timesteps for config in configs.values()} == {FULL.timesteps}
+    for config in configs.values():
+        slots = config.replay.num_engines * config.decoder.max_num_seqs
+        assert FULL.timesteps % (config.ppo.n_steps * slots) == 0
     assert QUICK.timesteps < FULL.timesteps / 100
 
 
+def test_the_full_grid_says_what_each_part_of_the_recipe_is_worth() -> None:
+    configs = FULL.configs(TrainConfig(env="replay"))
+    assert {config.reward.form for config in configs.values()} == {
+        *("difference", "relative", "team", "throughput"),
+    }
+    assert {config.reward.tokens for config in configs.values()} == {"sampled", "expected"}
+    assert {config.action for config in configs.values()} == {"depth", "offset", "batch"}
+    masked = {group for config in configs.values() for group in config.ppo.masked_features}
+    assert masked == {"batch-size", "prices", "acceptance", "memory-pressure", "proposal"}
+
+
+def test_search_and_what_follows_it_start_from_the_same_rule() -> None:
+    configs = SEARCH.configs(TrainConfig(env="replay"))
+    alone, after = configs[BASE], configs["after-search"]
+    assert after.warm_start.search_iterations > 0
+    assert alone == replace(after, warm_start=alone.warm_start)
+    assert alone.warm_start.scheduler == after.warm_start.scheduler
+
+
 def test_live_and_replay_are_compared_over_equal_steps() -> None:
-    configs = FULL.configs(TrainConfig())
-    assert configs["live-short"].env == "live"
-    assert replace(configs["live-short"], env="live") == replace(
-        configs["replay-short"], env="live"
-    )
-    rollout = configs["replay-short"].ppo.n_steps * configs["replay-short"].decoder.max_num_seqs
-    assert configs["replay-short"].replay.num_engines == 1
-    assert (configs["replay-short"].timesteps or 0) % rollout == 0
+    configs = LIVE.configs(TrainConfig(env="replay"))
+    live, base = configs["live"], configs[BASE]
+    assert live.env == "live"
+    assert live == replace(base, env="live")
+    assert base.replay.num_engines == 1
+    assert LIVE.timesteps % (base.ppo.n_steps * base.decoder.max_num_seqs) == 0

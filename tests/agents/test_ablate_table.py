@@ -73,6 +73,18 @@ def test_runs_that_failed_are_left_out() -> None:
     assert {row.seed for row in rows if row.variant == "worse"} == {0}
 
 
+def test_what_a_search_found_is_a_variant_of_its_own() -> None:
+    ablation = made_ablation()
+    cell = ablation.done["better", 0]
+    both = replace(cell, rows=(*cell.rows, *speeds("searched", (16.0, 50.0, 25.0))))
+    rows = tidy_rows(replace(ablation, done={**ablation.done, ("better", 0): both}))
+    own = [row for row in rows if row.variant == "better.searched"]
+    assert {(row.dimension, row.seed) for row in own} == {("luck", 0)}
+    assert score_matrix(rows, "better.searched", LOADS) == pytest.approx(np.ones((1, 3)))
+    assert score_matrix(rows, "better", LOADS).shape == (2, 3)
+    assert not [row for row in own if row.load == "training"], "counted once, with its run"
+
+
 def test_every_metric_stands_beside_that_of_the_best_fixed_depth() -> None:
     ablation = made_ablation()
     depth = replace(speeds("fixed:2", (2.0, 0.0, 0.0))[0], metric="mean_depth")

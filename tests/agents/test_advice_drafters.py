@@ -173,7 +173,10 @@ def test_texts_of_other_lengths_are_counted() -> None:
     trace = lookup_trace(0)
     kept = np.ones(trace.num_positions, np.bool_)
     kept[trace.starts[[3, 5, 8]] + trace.num_tokens[[3, 5, 8]] - 1] = False
-    per_position = ("accepted", "proposal_length", "match_length", "num_matches", "num_agreeing")
+    per_position = (
+        *("accepted", "proposal_length", "match_length", "num_matches", "num_agreeing"),
+        *("match_tokens", "match_distance", "match_in_output", "agreement"),
+    )
     cut = {name: getattr(trace, name)[kept] for name in (*per_position, *SIGNALS)}
     lengths = np.add.reduceat(kept, trace.starts, dtype=int)
     shorter = replace(trace, num_tokens=lengths, stopped=lengths < trace.num_tokens, **cut)

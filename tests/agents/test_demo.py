@@ -1,4 +1,4 @@
-"""The whole demo on a target of a few kilobytes."""
+"""The whole demo on a target of a few kilobytes, for which a trace is recorded first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 from specdepth.agents.cli import main
 from specdepth.agents.console import Console
 from specdepth.agents.results import Results
+from specdepth.decoder.trace import Trace
 from specdepth.scheduler.baselines import TableDepth, make_scheduler
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.learned import LearnedScheduler
-from tests.agents.tiny_target import save_tiny_target, write_prompts
+from tests.agents.tiny_target import COST, save_tiny_target, write_prompts
+
+LOADS = (1, 3)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [
         *("demo", "--target", str(target), "--dtype", "float32", "--device", "cpu"),
         *("--prompts", str(prompts), "--loads", "1,3", "--max-num-seqs", "4"),
-        *("--fixed-depths", "2,8", "--max-new-tokens", "8", "--minutes", "0.15"),
+        *("--fixed-depths", "2,8", "--max-new-tokens", "8"),
     ]
 
 
@@ -41,35 +44,72 @@ def done(
     out = tmp_path_factory.mktemp("out") / "demo"
     printed, read = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(read):
-        assert main([*flags, "--out", str(out), "--json"]) == 0
+        assert main([*flags, "--minutes", "0.1", "--out", str(out), "--json"]) == 0
     return out, json.loads(printed.getvalue()), read.getvalue()
 
 
-def test_it_leaves_pass_times_policy_results_and_report(done):
+def test_it_leaves_pass_times_trace_policy_results_and_reports(done):
     out, found, _ = done
     assert CostModel.load(out / "cost.json").measured
-    LearnedScheduler.load(found["policy"])
+    trace = Trace.load(found["trace"])
+    assert trace.info.model_pair == LearnedScheduler.load(found["policy"]).card.model_pair
+    assert len(trace.rows("train")) >= 3
     assert Results.load(out / "results.json").as_mapping() == found["results"]
-    page = (out / "report.html").read_text()
-    assert "learned" in page
-    assert "<svg" in page
+    for page in (out / "report.html", out / "replay" / "report.html"):
+        text = page.read_text()
+        assert "learned" in text
+        assert "<svg" in text
 
 
-def test_every_policy_is_in_the_table_at_every_load(done):
+def test_the_policy_was_trained_on_replay_of_the_training_split_at_the_measured_prices(done):
+    out, found, _ = done
+    training = LearnedScheduler.load(found["policy"]).card.training
+    assert training["trace"]["requests"] == len(Trace.load(found["trace"]).rows("train"))
+    assert CostModel.from_dict(training["cost_model"]) == CostModel.load(out / "cost.json")
+    assert training["rounds"] > 0
+
+
+@pytest.mark.parametrize("place", ["", "replay"])
+def test_the_learned_policy_is_first_at_every_load(done, place):
+    out, _, _ = done
+    results = Results.load(out / place / "results.json")
+    assert results.policies[0] == "learned"
+    for load in LOADS:
+        for name in results.policies:
+            row = results.find(name, load, "throughput_tok_s")
+            assert row is not None
+            assert row.value > 0
+
+
+def test_replay_has_rule_table_fixed_depths_and_oracles(done):
+    out, found, _ = done
+    results = Results.load(out / "replay" / "results.json")
+    assert results.config["mode"] == "replay"
+    assert {
+        *("learned", found["strongest_rule"], "tuned-table", "off", "fixed:2", "fixed:8"),
+        *("oracle:best-fixed", "oracle:hindsight"),
+    } <= set(results.policies)
+    for load in LOADS:
+        best = [results.find(f"fixed:{k}", load, "speedup").value for k in (2, 8)]
+        oracle = results.find("oracle:best-fixed", load, "speedup").value
+        assert oracle == max(1.0, *best)
+        mine = results.find("learned", load, "speedup").value
+        rule = results.find(found["strongest_rule"], load, "speedup").value
+        ratio = results.find("learned", load, "ratio_to_strongest_rule").value
+        assert ratio == pytest.approx(mine / rule)
+
+
+def test_live_has_learned_strongest_rule_table_and_off(done):
+    _, found, read = done
+    wanted = {"learned", found["strongest_rule"], "tuned-table", "off"}
+    results = Results.load(Path(found["folder"]) / "results.json")
+    assert set(results.policies) == wanted
+    assert read.index("Replay of") < read.index("Live, in turn")
+
+
+def test_all_did_the_same_work_live(done):
     _, found, _ = done
-    rows = {
-        (row["policy"], row["load"]): row
-        for row in found["results"]["rows"]
-        if row["metric"] == "throughput_tok_s"
-    }
-    policies = ("off", "fixed:2", "fixed:8", "table", "learned")
-    assert set(rows) == {(policy, load) for policy in policies for load in (1, 3)}
-    assert all(row["value"] > 0 and row["unit"] == "tok/s" for row in rows.values())
-
-
-def test_all_did_the_same_work(done):
-    _, found, _ = done
-    for load in (1, 3):
+    for load in LOADS:
         tokens = {
             row["value"]
             for row in found["results"]["rows"]
@@ -78,43 +118,50 @@ def test_all_did_the_same_work(done):
         assert len(tokens) == 1
 
 
-def test_the_table_is_made_on_training_prompts_before_the_comparison(done):
-    _, found, read = done
+def test_rivals_are_chosen_on_the_training_split(done):
+    _, found, _ = done
     assert isinstance(make_scheduler(found["table"]), TableDepth)
     assert found["best_single_fixed"] in ("off", "fixed:2", "fixed:8")
-    assert read.index("Best fixed depths on training prompts") < read.index("3/4 Training")
-    assert any("chosen on training prompts" in note for note in found["notes"])
+    assert any("On the training split" in note for note in found["notes"])
+
+
+def test_verdicts_compare_with_off_what_was_tuned_and_the_strongest_rule(done):
+    _, found, read = done
+    for where, tuned in (("replay", "the best fixed depth"), ("live", "tuned-table")):
+        for load in LOADS:
+            lines = found["verdicts"][where]
+            (line,) = [x for x in lines if x.startswith(f"Load {load}, learned: ")][:1]
+            assert "x off" in line
+            assert tuned in line
+            assert found["strongest_rule"] in line
+            assert line in read
 
 
 def test_the_claim_is_two_numbers_at_the_lowest_load(done):
     _, found, _ = done
-    claims = [line for line in found["verdicts"] if "the FLOPs a token" in line]
-    assert claims
-    assert all(line.startswith("Load 1, ") and "its time" in line for line in claims)
-
-
-def test_verdicts_compare_with_off_the_best_fixed_depth_and_the_table(done):
-    _, found, read = done
-    for load in (1, 3):
-        (line,) = [x for x in found["verdicts"] if x.startswith(f"Load {load}, learned: ")][:1]
-        assert "x off" in line
-        assert "table" in line
-        assert line in read
+    (claim,) = [line for line in found["verdicts"]["live"] if "the FLOPs a token" in line]
+    assert claim.startswith("Load 1, learned: ")
+    assert "its time" in claim
 
 
 def test_the_results_say_how_they_were_made(done):
     _, found, _ = done
     results = found["results"]
     assert results["versions"]["torch"]
-    assert results["config"]["minutes"] == 0.15
+    assert results["config"]["minutes"] == 0.1
     assert "json" not in results["config"]
 
 
+def test_a_drafter_is_needed(flags, tmp_path, capsys):
+    assert main([*flags, "--draft", "none", "--out", str(tmp_path / "demo")]) == 1
+    assert "--draft none proposes nothing" in capsys.readouterr().err
+
+
 STAGES = {
-    "1/4": set[str](),
-    "2/4": {"cost.json"},
-    "3/4": {"cost.json", "train"},
-    "4/4": {"cost.json", "train"},
+    "1/5": set[str](),
+    "2/5": {"cost.json"},
+    "3/5": {"cost.json", "trace.npz", "survival", "train"},
+    "5/5": {"cost.json", "trace.npz", "survival", "train", "replay"},
 }
 
 
@@ -133,8 +180,10 @@ def test_ctrl_c_keeps_what_there_is(flags, tmp_path, capsys, monkeypatch, stage)
         return stop
 
     monkeypatch.setattr(Console, "_lines", stop_in_stage)
+    COST.save(tmp_path / "prices.json")
+    known = [] if stage == "1/5" else ["--cost", str(tmp_path / "prices.json")]
     out = tmp_path / "demo"
-    assert main([*flags, "--out", str(out), "--json"]) == 130
+    assert main([*flags, *known, "--minutes", "0.03", "--out", str(out), "--json"]) == 130
     shown = capsys.readouterr()
     assert f"interrupted; what there was is in {out}" in shown.err
     assert {path.name for path in out.iterdir()} == STAGES[stage] | {"report.html", "results.json"}

@@ -10,9 +10,12 @@ from specdepth.agents.slot_vec_env import SlotVecEnv
 from specdepth.envs.decode_env import LiveDecodeEnv
 from specdepth.envs.recording_pool import RecordingPool
 from specdepth.envs.replay_env import ReplayDecodeEnv
-from specdepth.envs.reward import ReferenceRate
+from specdepth.envs.reward import ReferenceRate, team_rewards
 from specdepth.envs.workload_config import PromptPool, WorkloadConfig
+from specdepth.scheduler.batch_row import batch_row
 from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.features import feature_matrix
+from specdepth.scheduler.state import Floats, RoundOutcome, RoundState
 from tests.agents.toy_training import toy_vec_env
 from tests.envs.toy import toy_decoder, toy_prompts
 from tests.envs.toy_trace import COST, toy_replay, toy_trace
@@ -287,3 +290,92 @@ def test_preemption_on_replay_is_survived() -> None:
         env.step(np.full(8, 4))
         preempted += sum(int(outcome.preempted.sum()) for outcome in env.last_outcomes if outcome)
     assert preempted > 0
+
+
+def paid_vec_env(**settings: Any) -> SlotVecEnv:
+    trace = toy_trace()
+    decoders = [toy_replay(trace) for _ in range(2)]
+    pool = RecordingPool(decoders[0])
+    return SlotVecEnv(
+        [decoder.engine for decoder in decoders],
+        lambda rng: pool.workload(WORKLOAD, rng),
+        ReferenceRate(COST, 4),
+        **settings,
+    )
+
+
+def test_a_team_is_paid_alike_and_its_empty_slots_nothing() -> None:
+    team, own = paid_vec_env(reward=team_rewards), paid_vec_env()
+    team.reset()
+    own.reset()
+    for _ in range(20):
+        active = own.active.reshape(2, 4)
+        whole = np.asarray(team.step(np.full(8, 3))[1]).reshape(2, 4)
+        each = np.asarray(own.step(np.full(8, 3))[1]).reshape(2, 4)
+        assert whole == pytest.approx(np.where(active, each.sum(1, keepdims=True), 0.0), abs=1e-4)
+
+
+class Certain:
+    """A survival model that is sure of the first two tokens, and that the third is wrong."""
+
+    def survival(self, state: RoundState) -> Floats:
+        """[R, K]"""
+        return np.where(np.arange(4) < np.minimum(2, state.max_depths)[:, None], 1.0, 0.0)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Nothing to learn."""
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+
+def test_expected_tokens_are_paid_for_and_rates_go_by_what_was_committed() -> None:
+    expected, sampled = paid_vec_env(survival=Certain()), paid_vec_env()
+    expected.reset()
+    sampled.reset()
+    differed = False
+    for _ in range(20):
+        slots = [expected.agents_of(engine) for engine in range(2)]
+        rewards = np.asarray(expected.step(np.full(8, 4))[1])
+        usual = np.asarray(sampled.step(np.full(8, 4))[1])
+        for engine, at in enumerate(slots):
+            outcome = expected.last_outcomes[engine]
+            assert outcome is not None
+            hoped = 1 + np.minimum(outcome.num_drafted, 2)
+            assert rewards[at] - usual[at] == pytest.approx(hoped - outcome.num_committed, abs=1e-4)
+            differed |= bool((hoped != outcome.num_committed).any())
+    assert differed
+    assert np.array_equal(expected.rates.tokens, sampled.rates.tokens)
+
+
+def test_one_agent_an_engine_sees_what_its_sequences_have_in_common() -> None:
+    env = paid_vec_env(one_depth=True)
+    rows = env.reset()
+    for _ in range(30):
+        assert env.active.tolist() == [True, False, False, False] * 2
+        for engine in range(2):
+            assert env.agents_of(engine).tolist() == [4 * engine]
+            common = batch_row(feature_matrix(env.state_of(engine)))
+            assert np.array_equal(rows[4 * engine, 1:], common)
+            assert not rows[4 * engine + 1 : 4 * engine + 4].any()
+        rows = np.asarray(env.step(np.full(8, 2))[0])
+
+
+def test_one_depth_is_for_all_sequences_and_paid_at_the_mean() -> None:
+    env, own = paid_vec_env(one_depth=True), paid_vec_env()
+    env.reset()
+    own.reset()
+    ignored = np.array([3, 0, 4, 1, 1, 2, 0, 4])
+    for _ in range(20):
+        slots = [own.state_of(engine).slots for engine in range(2)]
+        deepest = [env.state_of(engine).max_depths for engine in range(2)]
+        rewards = np.asarray(env.step(ignored)[1]).reshape(2, 4)
+        each = np.asarray(own.step(np.repeat([3, 1], 4))[1]).reshape(2, 4)
+        for engine, depth in enumerate((3, 1)):
+            outcome = env.last_outcomes[engine]
+            assert outcome is not None
+            assert outcome.num_drafted.tolist() == np.minimum(depth, deepest[engine]).tolist()
+            mean = each[engine][slots[engine]].mean()
+            assert rewards[engine].tolist() == pytest.approx([mean, 0, 0, 0], abs=1e-4)
+    assert env.num_rounds == env.num_decisions == 40
+    assert own.num_decisions > 40

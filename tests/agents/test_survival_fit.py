@@ -187,7 +187,9 @@ def test_fitting_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("name", ["acceptance", "acceptance_slow", "match_agreement"])
+@pytest.mark.parametrize(
+    "name", ["acceptance", "acceptance_slow", "match_agreement", "agreement_1", "agreement_8"]
+)
 def test_survival_never_falls_as_a_rising_input_rises(name: str) -> None:
     features = np.random.default_rng(3).random((200, len(FEATURES))).astype(np.float32)
     chances = []

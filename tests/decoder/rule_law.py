@@ -25,7 +25,8 @@ import torch
 from specdepth.decoder.verification import verify_rejection
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DraftSignals, ProposalSignals, check_depths
-from specdepth.scheduler.state import Bools, Floats, Ints, RoundState, SequenceHistory
+from specdepth.scheduler.state import Floats, Ints, RoundState, SequenceHistory
+from tests.decoder.stop_rules import as_depths
 from tests.decoder.test_verification_exact import (
     Batch,
     Prefix,
@@ -173,7 +174,8 @@ class RuleLaw:
         depths = np.minimum(asked, state.max_depths)
         prefixes = tuple(node.texts[slot] for slot in slots)
         blank = np.full((3, len(slots), DEPTH), np.nan)
-        drafts = self._drafts(node.rule, state, prefixes, ((),) * len(slots), depths, blank, 1.0)
+        nothing = ((),) * len(slots)
+        drafts = self._drafts(node.rule, state, prefixes, nothing, depths, depths, blank, 1.0)
         for drafting, paths, signals, weight in drafts:
             rule, lengths = drafting, np.array([len(path) for path in paths])
             kept = lengths
@@ -210,22 +212,27 @@ class RuleLaw:
         state: RoundState,
         prefixes: tuple[Prefix, ...],
         paths: tuple[Prefix, ...],
-        depths: Ints,
+        planned: Ints,
+        limits: Ints,
         signals: Floats,
         mass: float,
         step: int = 0,
     ) -> Iterator[tuple[Any, tuple[Prefix, ...], Floats, float]]:
-        """All drafts, each with the rule that saw it come; signals are [3, A, K]."""
+        """All drafts, each with the rule that saw it come; signals are [3, A, K].
+
+        `limits` are what the rule said after the last pass, at first what was planned.
+        """
         alive = np.array(
-            [i for i, path in enumerate(paths) if len(path) == step < depths[i]], np.int64
+            [i for i, path in enumerate(paths) if len(path) == step < limits[i]], np.int64
         )
         signals = signals.copy()
         for row in alive:
             signals[:, row, step] = self._signals(prefixes[row] + paths[row])
         if len(alive) and hasattr(rule, "keep_drafting"):
             shown = DraftSignals(alive, step, *signals[:, alive, : step + 1])
-            stays: Bools = rule.keep_drafting(state, shown)
-            assert stays.dtype == np.bool_
+            limits = limits.copy()
+            limits[alive] = np.minimum(as_depths(rule.keep_drafting(state, shown)), planned[alive])
+            stays = limits[alive] > step
             signals[:, alive[~stays], step] = np.nan
             alive = alive[stays]
         if not len(alive):
@@ -238,8 +245,9 @@ class RuleLaw:
             for row, token in zip(alive, drawn, strict=True):
                 longer[row] = (*longer[row], token)
             seer = copy.deepcopy(rule) if hasattr(rule, "keep_drafting") else rule
+            reach = mass * chance
             yield from self._drafts(
-                seer, state, prefixes, tuple(longer), depths, signals, mass * chance, step + 1
+                seer, state, prefixes, tuple(longer), planned, limits, signals, reach, step + 1
             )
 
     def _signals(self, prefix: Prefix) -> Floats:

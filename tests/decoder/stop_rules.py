@@ -88,6 +88,19 @@ class RemembersDiscarded(Adversary):
         self.was_slow = round(100 * outcome.elapsed_s) % 2 == 0
 
 
+class AnswersDepths(Adversary):
+    """Says none, one, or all that follow, by how sure the draft model is; never as in the pass before."""
+
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
+        turn = state.round_index + signals.num_drafted + (signals.top1[:, -1] > 0.6)
+        return np.choose(turn % 3, (signals.num_drafted + 1, 99, 0))
+
+
+def as_depths(answer: Bools | Ints) -> Ints:
+    """An answer of `keep_drafting` in its other form: True as deep as may be, False as none."""
+    return np.where(answer, 99, 0) if answer.dtype == np.bool_ else answer
+
+
 LAWFUL: list[Callable[[], Any]] = [
     StopsWhenSure,
     StopsWhenUnsure,
@@ -95,6 +108,7 @@ LAWFUL: list[Callable[[], Any]] = [
     GoesByEarlierTokens,
     GoesByOthers,
     RemembersDiscarded,
+    AnswersDepths,
 ]
 
 

@@ -235,10 +235,12 @@ class TestSchedulers:
         ("answer", "message"),
         [
             (lambda n: np.ones(n + 1, np.bool_), r"keep_drafting returned bool of shape"),
-            (lambda n: np.ones(n, np.int64), r"keep_drafting returned int64"),
+            (lambda n: np.ones((n, 1), np.int64), r"keep_drafting returned int64 of shape"),
+            (lambda n: np.ones(n), r"keep_drafting returned float64 .* expected bool or whole"),
+            (lambda n: np.full(n, -1), r"keep_drafting returned a depth of -1, expected 0 or more"),
             (lambda n: None, r"keep_drafting returned object"),
         ],
-        ids=["shape", "integers", "none"],
+        ids=["shape", "depths' shape", "floats", "negative", "none"],
     )
     def test_bad_answers_of_keep_drafting_are_refused(
         self, answer: Callable[[int], Any], message: str

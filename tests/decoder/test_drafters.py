@@ -157,6 +157,28 @@ class TestCost:
         assert outcome.num_drafted.tolist() == [4, 1, 1, 1]
         assert outcome.num_proposed.tolist() == [4, 1, 1, 1]
 
+    def test_a_sequence_draws_up_to_the_depth_that_keep_drafting_says(self) -> None:
+        class Says(Watched):
+            """The last one goes on: what it said before the last answer does not bind it."""
+
+            answers = ([2, 1, 0, 2], [2, 4], [4])
+
+            def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
+                if len(self.states) == 1 and signals.num_drafted < 3:
+                    return np.array(self.answers[signals.num_drafted])
+                return np.full(len(signals.rows), 99)
+
+        scheduler = Says(4)
+        batch = build_decoder(TARGET, DRAFT, max_num_batched_tokens=200).generate(
+            PROMPTS, 12, depth_scheduler=scheduler
+        )
+        assert [r.token_ids for r in batch] == [greedy_text(TARGET, p, 12) for p in PROMPTS]
+        outcome = scheduler.outcomes[0]
+        # The second draws what the first pass showed, and no pass is run for it any more.
+        assert outcome.draft_pass_sequences == (4, 2, 1, 1)
+        assert outcome.num_drafted.tolist() == [2, 1, 0, 4]
+        assert max(int(later.num_drafted.max()) for later in scheduler.outcomes) == 4
+
 
 class TestVocabularies:
     def test_a_draft_with_fewer_rows_than_the_target_pads_drafts(self) -> None:

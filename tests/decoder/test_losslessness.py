@@ -171,16 +171,26 @@ class Whimsical(Watched):
         super().__init__(ragged(seed))
         self.rng = np.random.default_rng(seed + 1)
 
-    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools | Ints:
         return self.rng.random(len(signals.rows)) < 0.8
 
     def trim(self, state: RoundState, signals: ProposalSignals) -> Ints:
         return self.rng.integers(0, signals.num_proposed + 1)
 
 
+class WhimsicalDepths(Whimsical):
+    """The same in whole numbers, which go up again from one pass to the next."""
+
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
+        return self.rng.integers(0, state.max_num_speculative_tokens + 2, len(signals.rows))
+
+
+@pytest.mark.parametrize("make", [Whimsical, WhimsicalDepths])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_stopping_early_and_trimming_leave_the_text(drafter: str) -> None:
-    scheduler = Whimsical(5)
+def test_stopping_early_and_trimming_leave_the_text(
+    drafter: str, make: Callable[[int], Whimsical]
+) -> None:
+    scheduler = make(5)
     batch = generate(tight_decoder(drafter), scheduler)
     assert token_ids(batch) == reference()
     trimmed = sum(int((o.num_proposed - o.num_drafted).sum()) for o in scheduler.outcomes)

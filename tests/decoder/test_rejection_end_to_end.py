@@ -134,6 +134,21 @@ def test_a_scheduler_that_remembers_discarded_drafts_cannot_bend_the_law() -> No
     assert len(scheduler.seen) > NUM_SEEDS / 2
 
 
+class SureOnesLast(Watched):
+    """Draws a likely token, and none after it."""
+
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
+        return np.where(signals.top1[:, -1] > 0.4, signals.num_drafted + 1, 8)
+
+
+def test_the_law_is_the_targets_where_a_stop_says_which_token_is_the_last() -> None:
+    scheduler = SureOnesLast(8)
+    texts, _ = sampled_texts(DRAFT, scheduler, SamplingParams(temperature=1.0, top_p=0.9))
+    assert_law(texts, law_of_texts(1.0, 0.9))
+    num_drafted = {int(n) for outcome in scheduler.outcomes for n in outcome.num_drafted}
+    assert len(num_drafted) > 2
+
+
 # A target that says a with 0.7 and b with 0.3, and a draft that says either with 0.5. After the start
 # the draft is nearly always wrong, so its second token is thrown away unseen by anybody, except that
 # the draft's confidence after a and after b differs a little. If the next round drew that token again

@@ -84,7 +84,7 @@ def recorded(drafter: str, temperature: float, top: int = 8) -> Trace:
 
 
 class RandomStops(Watched):
-    """Random depths, and random stops after draft passes and drafts."""
+    """Random depths, and random stops after draft passes, in either form of answer, and drafts."""
 
     def __init__(self, seed: int, stops: bool) -> None:
         super().__init__(self.draw)
@@ -96,9 +96,13 @@ class RandomStops(Watched):
     def draw(self, state: RoundState) -> Ints:
         return self.rng.integers(0, state.max_num_speculative_tokens + 1, state.num_running)
 
-    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools | Ints:
+        size, top = len(signals.rows), state.max_num_speculative_tokens
         # Signals of live and recorded passes differ in the last bits; thresholds are not near any.
-        return (self.rng.random(len(signals.rows)) < 0.7) & (signals.top1[:, -1] > 0.1234)
+        likes = signals.top1[:, -1] > 0.1234
+        if self.rng.random() < 0.5:
+            return likes * self.rng.integers(0, top + 2, size)
+        return likes & (self.rng.random(size) < 0.7)
 
     def trim(self, state: RoundState, signals: ProposalSignals) -> Ints:
         return self.rng.integers(0, signals.num_proposed + 1)
@@ -122,6 +126,10 @@ def run(
     return outcomes, served
 
 
+SHOWN_BY_THE_OFFER = (
+    *("proposal_length", "max_depths", "match_length", "num_matches", "match_agreement"),
+    *("agreement", "match_tokens", "match_distance", "match_in_output"),
+)
 NOT_KNOWN_PAST_THE_END = ("target_top1", "target_entropy")
 
 
@@ -164,11 +172,14 @@ def test_replay_and_live_do_identical_rounds(
         for row in rows
     )
     first_id = live.engine._next_number
-    expected, served = run(live, wanted, arrivals, RandomStops(seed, stops=seed > 0))
-    got, replayed = run(
-        replayer, replayer.requests(rows), arrivals, RandomStops(seed, stops=seed > 0)
-    )
+    watch, watch_replay = (RandomStops(seed, stops=seed > 0) for _ in range(2))
+    expected, served = run(live, wanted, arrivals, watch)
+    got, replayed = run(replayer, replayer.requests(rows), arrivals, watch_replay)
     assert len(expected) == len(got)
+    for live_state, replayed_state in zip(watch.states, watch_replay.states, strict=True):
+        for name in SHOWN_BY_THE_OFFER:
+            a, b = getattr(live_state, name), getattr(replayed_state, name)
+            np.testing.assert_array_equal(a, b, err_msg=name)
     for live_round, replayed_round in zip(expected, got, strict=True):
         assert_equal_rounds(live_round, replayed_round, first_id)
     assert served.makespan_s == replayed.makespan_s
@@ -186,5 +197,14 @@ def test_the_recorded_runs_are_of_all_lengths(drafter: str, temperature: float) 
     offered = trace.proposal_length > 0
     assert 0.02 < (trace.accepted[offered] > 0).mean() < 0.98
     assert trace.accepted.max() > 2
+    if drafter == "prompt-lookup":
+        some = trace.agreement[offered]
+        assert (some < 255).any()
+        assert (some[:, -1] > 0).any()
+        assert len(np.unique(trace.match_tokens)) > 3
+        assert trace.match_in_output.any()
+        assert (trace.match_distance[~trace.match_in_output] > 0).any()
+    else:
+        assert not trace.agreement.any()
     assert trace.stopped.any()
     assert not trace.stopped.all()

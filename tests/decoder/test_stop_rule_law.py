@@ -37,6 +37,7 @@ from tests.decoder.stop_rules import (
     Peeks,
     StopsWhenUnsure,
     TrimsLate,
+    as_depths,
 )
 from tests.decoder.test_rejection_end_to_end import DRAFT, FALSE_ALARM, PROMPT, TARGET, logits_of
 from tests.decoder.test_verification_exact import World
@@ -99,8 +100,8 @@ class Mixed(Adversary):
         answers = np.stack([rule.choose(state) for rule in self.rules])
         return answers[state.request_ids % len(self.rules), np.arange(state.num_running)]
 
-    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Bools:
-        answers = np.stack([rule.keep_drafting(state, signals) for rule in self.rules])
+    def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
+        answers = np.stack([as_depths(rule.keep_drafting(state, signals)) for rule in self.rules])
         own = state.request_ids[signals.rows] % len(self.rules)
         return answers[own, np.arange(len(signals.rows))]
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from specdepth.decoder import text_lookup
 from specdepth.decoder.prompt_lookup import LookupConfig, find_matches
 from specdepth.decoder.sequences import SequenceTable
 from specdepth.decoder.text_lookup import lookup_runs
 
-NAMES = ("accepted", "proposal_length", "match_length", "num_matches", "num_agreeing")
+NAMES = (
+    *("accepted", "proposal_length", "match_length", "num_matches", "num_agreeing"),
+    *("match_tokens", "match_distance", "match_in_output", "agreement"),
+)
 
 
 def by_search(
     prompt: list[int], text: list[int], top: int, config: LookupConfig
-) -> dict[str, list[int]]:
+) -> dict[str, list[Any]]:
     """The definition: at each position, `find_matches` on what is before it, token by token."""
-    found: dict[str, list[int]] = {name: [] for name in NAMES}
+    found: dict[str, list[Any]] = {name: [] for name in NAMES}
     whole = prompt + text
     table = SequenceTable(1, len(whole))
-    table.tokens[0] = whole
+    table.tokens[0], table.num_prompt[0] = whole, len(prompt)
     for position in range(len(prompt), len(whole)):
         table.num_tokens[0] = position
         matches = find_matches(table, np.array([0]), top, config)
@@ -34,7 +39,14 @@ def by_search(
         found["proposal_length"].append(len(proposal))
         found["match_length"].append(int(matches.match_lengths[0]))
         found["num_matches"].append(int(matches.num_matches[0]))
-        found["num_agreeing"].append(round(matches.agreement[0] * matches.num_matches[0]))
+        found["num_agreeing"].append(round(matches.match_agreement[0] * matches.num_matches[0]))
+        found["match_tokens"].append(int(matches.match_tokens[0]))
+        found["match_distance"].append(int(matches.match_distance[0]))
+        found["match_in_output"].append(bool(matches.match_in_output[0]))
+        # A trace holds whole steps, and replay divides them again: equal to the last bit.
+        steps = np.rint(255 * matches.agreement[0])
+        assert (steps / 255 == matches.agreement[0]).all()
+        found["agreement"].append(steps.tolist())
     return found
 
 
@@ -64,7 +76,17 @@ def test_each_position_gets_what_a_search_there_finds(
     assert {name: values.tolist() for name, values in found.items()} == wanted
 
 
-def only(prompt: list[int], text: list[int], **config: Any) -> dict[str, list[int]]:
+@pytest.mark.parametrize("most", [1, 7, 50])
+def test_how_many_pairs_are_weighed_at_once_does_not_matter(monkeypatch: Any, most: int) -> None:
+    prompts, texts = [[0, 1, 1], [2, 2], [0]], [[0, 1] * 9, [2] * 12, [1, 0, 2]]
+    whole = lookup_runs(prompts, texts, 8, LookupConfig())
+    monkeypatch.setattr(text_lookup, "MAX_PAIRS", most)
+    parts = lookup_runs(prompts, texts, 8, LookupConfig())
+    for name in NAMES:
+        np.testing.assert_array_equal(parts[name], whole[name], err_msg=name)
+
+
+def only(prompt: list[int], text: list[int], **config: Any) -> dict[str, list[Any]]:
     found = lookup_runs([prompt], [text], 4, LookupConfig(**config))
     return {name: values.tolist() for name, values in found.items()}
 
@@ -77,6 +99,10 @@ def test_a_worked_example() -> None:
     assert found["proposal_length"] == [0, 4, 4, 4]
     assert found["num_matches"] == [0, 1, 1, 1]
     assert found["num_agreeing"] == [0, 1, 1, 1]
+    assert found["match_tokens"] == [0, 1, 2, 3]
+    assert found["match_distance"] == [0, 3, 3, 3]
+    assert found["match_in_output"] == [False, False, False, True]
+    assert found["agreement"] == [[0] * 4] + [[255] * 4] * 3
 
 
 def test_matches_that_go_on_otherwise_do_not_agree() -> None:

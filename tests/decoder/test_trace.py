@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdepth.decoder import trace as trace_module
 from specdepth.decoder import trace_format
 from specdepth.decoder.trace import MAX_REQUEST_TOKENS, Trace, TraceInfo
 from tests.decoder.traces import toy_trace
 
+LATER = ("match_tokens", "match_distance", "match_in_output", "agreement")
 SIGNALS = ("target_top1", "target_entropy", "draft_top1", "draft_entropy", "draft_margin")
 
 
@@ -186,6 +188,14 @@ def test_traces_made_differently_are_not_put_together() -> None:
         ({"proposal_length": np.full(5, 9)}, "a proposal is longer than 8"),
         ({"match_length": np.full(5, 256)}, "match_length is out of range"),
         ({"num_agreeing": np.full(5, 2)}, "more matches agree than exist"),
+        ({"match_tokens": np.full(5, 256)}, "match_tokens is out of range"),
+        ({"match_in_output": np.zeros(4, np.bool_)}, r"match_in_output is not \[5\]"),
+        ({"agreement": np.zeros((5, 7), np.uint8)}, r"agreement is not bytes \[5, 8\]"),
+        ({"agreement": np.zeros((5, 8))}, r"agreement is not bytes \[5, 8\]"),
+        (
+            {"agreement": np.tile(np.arange(8, dtype=np.uint8), (5, 1))},
+            "agreement rises with depth",
+        ),
         ({"target_top1": np.full(5, 1.5)}, "target_top1 is out of range"),
         ({"target_entropy": np.full(5, np.inf)}, "target_entropy is out of range"),
         ({"draft_top1": np.zeros((5, 8))}, "draft_top1 does not fit the drafter"),
@@ -400,6 +410,9 @@ def test_another_format_version_says_what_to_do(saved: Path) -> None:
         ),
         (lambda h, a: a.update(num_tokens=np.full(3, 2**31)), "a text passes its limit"),
         (lambda h, a: a.update(draft_top1=np.zeros((90, 8))), "draft_top1 does not fit"),
+        (lambda h, a: a.pop("agreement"), "it lacks agreement; record it again"),
+        (lambda h, a: a.update(agreement=a["agreement"][:, :7]), "agreement is not bytes [90, 8]"),
+        (lambda h, a: a.update(match_distance=np.full(90, 0.5)), "match_distance holds no counts"),
         (lambda h, a: a.update(held_out=np.array("x")), "held_out holds no numbers"),
     ],
 )
@@ -408,6 +421,36 @@ def test_contents_that_do_not_fit_are_one_clear_sentence(
 ) -> None:
     edit(saved, change)
     assert message in refusal(saved)
+
+
+def without_later_arrays(header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    for name in LATER:
+        del arrays[name]
+
+
+def test_a_prompt_lookup_trace_of_before_it_showed_agreement_is_to_be_recorded_again(
+    saved: Path,
+) -> None:
+    edit(saved, without_later_arrays)
+    assert f"it lacks {', '.join(LATER)}; record it again" in refusal(saved)
+
+
+@pytest.mark.parametrize("drafter", ["draft-model", "recorded-text"])
+def test_an_old_trace_of_another_drafter_shows_no_places(tmp_path: Path, drafter: str) -> None:
+    trace = toy_trace((4, 3), drafter=drafter)
+    trace.save(tmp_path / "t.npz")
+    edit(tmp_path / "t.npz", without_later_arrays)
+    old = Trace.load(tmp_path / "t.npz")
+    assert not any(getattr(old, name).any() for name in LATER)
+    zeros = {name: np.zeros_like(getattr(trace, name)) for name in LATER}
+    assert_equal(replace(trace, **zeros), old, rounded=True)
+
+
+def test_an_old_file_cannot_ask_for_any_memory(saved: Path, monkeypatch: Any) -> None:
+    toy_trace((4, 3), drafter="recorded-text").save(saved)
+    edit(saved, without_later_arrays)
+    monkeypatch.setattr(trace_module, "MAX_ARRAY_BYTES", 55)
+    assert "7 positions of depth 8, too many" in refusal(saved)
 
 
 def test_a_header_that_is_no_json_is_refused(saved: Path) -> None:

@@ -39,6 +39,10 @@ def toy_trace(
         "match_length": rng.integers(0, 5, size),
         "num_matches": matches,
         "num_agreeing": rng.integers(0, matches + 1),
+        "match_tokens": rng.integers(0, 17, size),
+        "match_distance": rng.integers(0, 70000, size),
+        "match_in_output": rng.random(size) < 0.5,
+        "agreement": np.sort(rng.integers(0, 256, (size, top)).astype(np.uint8))[:, ::-1],
         "target_top1": np.where(rng.random(size) < 0.2, np.nan, rng.random(size)),
         "target_entropy": 12 * rng.random(size),
     }

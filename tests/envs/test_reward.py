@@ -9,14 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdepth.envs.reward import (
+    REWARDS,
     ReferenceRate,
     added_s,
     charged_s,
     decision_s,
     depth_0_seconds_per_token,
+    expected_tokens,
     modelled_s,
     relative_rewards,
     slot_rewards,
+    team_rewards,
+    throughput_rewards,
 )
 from specdepth.envs.workload_config import PromptPool, WorkloadConfig
 from specdepth.envs.workload_run import WorkloadRun
@@ -262,3 +266,66 @@ def test_agreement_with_the_reference_earns_nothing() -> None:
             cost=LINEAR,
         )
         assert not rewards.any()
+
+
+def test_as_a_team_everybody_is_paid_the_sum_of_the_differences() -> None:
+    for state, outcome in ROUNDS:
+        paid: dict[str, Any] = {"elapsed_s": 0.07, "seconds_per_token": 0.02, "cost": LINEAR}
+        each = slot_rewards(state, outcome, **paid)
+        whole = team_rewards(state, outcome, **paid)
+        assert whole == pytest.approx(np.full(state.num_running, each.sum()))
+
+
+def test_throughput_is_tokens_a_second_in_speeds_of_one_sequence_without_speculation() -> None:
+    state, outcome = ROUNDS[1]
+    committed = outcome.num_committed.sum()
+    for price in (0.01, 0.5):  # of the reference policy, which has no part in it
+        paid = throughput_rewards(
+            state, outcome, elapsed_s=0.1, seconds_per_token=price, cost=LINEAR
+        )
+        assert paid == pytest.approx(np.full(4, committed / 0.1 * 0.05))
+
+
+def test_throughput_of_rounds_is_not_that_of_the_whole() -> None:
+    """Why it is the naive choice: two halves at 1 and 3 tokens a second are not 2."""
+    state, outcome = ROUNDS[1]
+    tokens = np.full(4, 1.0)
+    seconds = (4.0, 4 / 3)
+    each = [
+        throughput_rewards(
+            state, outcome, elapsed_s=s, seconds_per_token=1.0, cost=LINEAR, tokens=tokens
+        )[0]
+        for s in seconds
+    ]
+    assert np.mean(each) / 0.05 == pytest.approx(2.0)
+    assert 8 / sum(seconds) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("form", sorted(REWARDS))
+def test_other_tokens_can_be_paid_for_in_every_form(form: str) -> None:
+    state, outcome = ROUNDS[1]
+    paid: dict[str, Any] = {"elapsed_s": 0.07, "seconds_per_token": 0.02, "cost": LINEAR}
+    same = outcome.num_committed.astype(np.float64)
+    usual = REWARDS[form](state, outcome, **paid)
+    assert REWARDS[form](state, outcome, **paid, tokens=same) == pytest.approx(usual)
+    assert (REWARDS[form](state, outcome, **paid, tokens=same + 1) > usual).all()
+
+
+def test_expected_tokens_are_the_bonus_and_the_survival_of_what_was_drafted() -> None:
+    _, outcome = ROUNDS[1]
+    assert outcome.num_drafted.tolist() == [0, 1, 2, 4]
+    survival = np.tile([0.9, 0.6, 0.3, 0.1], (4, 1))
+    assert expected_tokens(survival, outcome) == pytest.approx([1.0, 1.9, 2.5, 2.9])
+
+
+def test_a_preempted_sequence_is_expected_to_commit_nothing() -> None:
+    _, outcome = ROUNDS[1]
+    outcome = replace(outcome, preempted=np.array([False, False, False, True]))
+    assert expected_tokens(np.ones((4, 4)), outcome).tolist() == [1.0, 2.0, 3.0, 0.0]
+
+
+def test_where_survival_is_certain_expected_tokens_are_those_committed() -> None:
+    for _, outcome in ROUNDS[1:]:
+        certain = np.arange(4) < outcome.num_accepted[:, None]
+        tokens = expected_tokens(certain.astype(np.float64), outcome)
+        assert tokens.tolist() == (outcome.num_accepted + 1).tolist()

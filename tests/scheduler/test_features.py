@@ -18,7 +18,9 @@ MATCH = ("match_1", "match_2", "match_3", "match_4_up")
 LOAD = tuple(name for name in FEATURE_NAMES if name.startswith("load_"))
 DRAFT = tuple(name for name in FEATURE_NAMES if name.startswith("draft_") and name != "draft_lag")
 SEQUENCE_FIELDS = tuple(
-    field.name for field in dataclasses.fields(RoundState) if field.type in ("Ints", "Floats")
+    field.name
+    for field in dataclasses.fields(RoundState)
+    if field.type in ("Ints", "Floats", "Bools")
 )
 
 
@@ -104,6 +106,10 @@ def test_the_state_is_not_written_to(make_state: Any) -> None:
         ("drafted_rounds", {"num_drafted_rounds": np.array([15])}, 4 / np.log2(257)),
         ("rounds_since_draft", {"rounds_since_draft": np.array([32])}, 1.0),
         ("num_matches", {"num_matches": np.array([7])}, 3 / np.log2(65)),
+        ("match_tokens", {"match_tokens": np.array([7])}, 3 / np.log2(17)),
+        ("match_tokens", {"match_tokens": np.array([16])}, 1.0),
+        ("match_distance", {"match_distance": np.array([63])}, 6 / np.log2(4097)),
+        ("match_in_output", {"match_in_output": np.array([True])}, 1.0),
         ("draft_lag", {"draft_lag": np.array([1023])}, 10 / np.log2(1025)),
         ("context", {"positions": np.array([255])}, 8 / np.log2(131073)),
         ("generated", {"num_generated": np.array([63])}, 6 / np.log2(8193)),
@@ -137,6 +143,23 @@ def test_match_lengths_are_one_hot(make_state: Any) -> None:
         [0, 0, 0, 1],
         [0, 0, 0, 1],
     ]
+
+
+AGREEMENT_DEPTHS = (1, 2, 3, 4, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("depth", "places"),
+    [(8, (1, 2, 3, 4, 6, 8)), (12, (1, 2, 3, 4, 6, 8)), (5, (1, 2, 3, 4, 5, 5)), (1, (1,) * 6)],
+)
+def test_agreement_is_shown_at_six_depths_or_the_deepest(
+    make_state: Any, depth: int, places: tuple[int, ...]
+) -> None:
+    agreement = np.linspace(1.0, 0.25, 2 * depth).reshape(depth, 2).T
+    state = make_state(2, depth, agreement=agreement)
+    for feature, place in zip(AGREEMENT_DEPTHS, places, strict=True):
+        expected = agreement[:, place - 1]
+        assert column(state, f"agreement_{feature}") == pytest.approx(expected.tolist())
 
 
 @pytest.mark.parametrize(
@@ -221,7 +244,7 @@ def test_unknown_counts_of_another_engine_read_as_zero(make_state: Any) -> None:
         if field.name in known:
             continue
         if isinstance(value, np.ndarray):
-            missing = np.nan if value.dtype.kind == "f" else -1
+            missing = {"f": np.nan, "i": -1, "b": False}[value.dtype.kind]
             unknown[field.name] = np.full_like(value, missing)
         else:
             unknown[field.name] = float("nan") if isinstance(value, float) else -1
@@ -253,11 +276,13 @@ def test_all_states_stay_in_bounds(data: Any, make_state_once: Any) -> None:
     }
     for name in data.draw(st.sets(st.sampled_from(SEQUENCE_FIELDS), max_size=6)):
         like = getattr(plain, name)
-        elements = (
+        elements: st.SearchStrategy[Any] = (
             st.floats(-10, 100, width=32) | st.just(float("nan"))
             if like.dtype.kind == "f"
             else st.integers(-1, 2**40)
         )
+        if like.dtype.kind == "b":
+            elements = st.booleans()
         changes[name] = data.draw(arrays(like.dtype, like.shape, elements=elements))
     matrix = feature_matrix(make_state_once(num_running, depth, **changes))
     assert (matrix >= LOW).all()

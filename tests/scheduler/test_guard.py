@@ -308,6 +308,18 @@ def test_only_the_arm_in_charge_stops_and_trims(own: bool):
     assert depths.tolist() == [0 if own else 4] * 3
 
 
+def test_depths_of_the_arm_in_charge_come_through():
+    class StopsAtDepths(Stops):
+        def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Any:
+            return np.array([1, 2, 4])
+
+    guard, state = GuardedScheduler(StopsAtDepths(4), FixedDepth(2)), build_state(3, 4)
+    guard.choose(state)
+    none = np.full((3, 4), np.nan)
+    signals = DraftSignals(np.arange(3), 1, none, none, none)
+    assert guard.keep_drafting(state, signals).tolist() == [1, 2, 4]
+
+
 def test_methods_that_no_arm_has_are_not_there():
     guard = GuardedScheduler(FixedDepth(2), HeuristicDepth())
     assert not hasattr(guard, "trim")

@@ -267,3 +267,19 @@ def test_oversized_files_are_not_read(folder: Path, name: str, size: int) -> Non
         file.truncate(size + 1)
     with pytest.raises(ValueError, match=f"{name} is larger than {size} bytes"):
         read_policy(folder)
+
+
+def test_a_policy_of_one_depth_for_all_says_so(
+    tmp_path: Path, make_weights: Any, make_card: Any
+) -> None:
+    save_policy(tmp_path, make_weights(action="batch"), make_card())
+    assert json.loads((tmp_path / "config.json").read_text())["action"] == "batch"
+    weights, _ = read_policy(tmp_path)
+    assert weights.action == "batch"
+    assert not weights.shrinkage
+
+
+def test_an_action_that_is_not_known_is_refused(folder: Path) -> None:
+    edit_config(folder, action="team")
+    with pytest.raises(ValueError, match=r"policy action is one of .*'batch'.*, got 'team'"):
+        read_policy(folder)
