@@ -6,9 +6,10 @@ Legend: R sequences of a round, D those still drafting, K deepest depth.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdepth.scheduler.depth import DraftSignals, ProposalSignals
 from specdepth.scheduler.state import Bools, Floats, Ints
@@ -112,7 +113,8 @@ def ask_keep_drafting(plan: RoundPlan, alive: Ints, step: int, signals: Floats) 
     """
     assert plan.keep_drafting is not None
     shown = DraftSignals(plan.rows[alive], step, *signals[:, alive, : step + 1])
-    answer, planned = np.asarray(plan.keep_drafting(shown)), plan.depths[alive]
+    answer: NDArray[Any] = np.asarray(plan.keep_drafting(shown))
+    planned = plan.depths[alive]
     if answer.shape != alive.shape or answer.dtype.kind not in "biu":
         raise ValueError(
             f"The scheduler's keep_drafting returned {answer.dtype} of shape {answer.shape}, expected "

@@ -41,6 +41,12 @@ def test_without_offsets_it_is_the_rule(by_load: dict[int, np.ndarray]) -> None:
     assert weights.shrinkage == SHRINKAGE
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_stops_are_passed_on(stops: bool) -> None:
+    assert offset_weights(toy_rule(), {}, stops=stops).stops is stops
+    assert not offset_weights(toy_rule(), {}).stops
+
+
 @pytest.mark.parametrize("load", [1, 8, 32])
 def test_a_load_has_offsets_of_its_own(load: int) -> None:
     rng = np.random.default_rng(load)

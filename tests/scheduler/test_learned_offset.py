@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ import numpy as np
 import pytest
 
 from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
+from specdepth.scheduler.baselines.priced_stops import PricedStops
+from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.depth import DraftSignals, check_lawful
 from specdepth.scheduler.features import feature_matrix
 from specdepth.scheduler.learned import LearnedScheduler
 from specdepth.scheduler.learned_offset import LogitSurvival, survival_of_logits
+from specdepth.scheduler.online_logistic import OnlineLogistic
 from specdepth.scheduler.policy_file import PolicyWeights, read_policy, save_policy
 
 SHRINKAGE = {1: Shrinkage(price=1.25), 16: Shrinkage(pull=0.4, exponent=0.9, price=1.6)}
@@ -66,6 +71,48 @@ def test_offsets_choose_as_the_greedy_rule_over_their_logits(
     assert len(seen) > 2
 
 
+def test_offsets_with_stops_decide_as_the_stops_over_their_rule(
+    tmp_path: Path, offsets: PolicyWeights, make_card: Any, make_state: Any, make_outcome: Any
+) -> None:
+    folder = save_policy(tmp_path, replace(offsets, stops=True), make_card(drafter="draft-model"))
+    policy = LearnedScheduler.load(folder)
+    rule = PricedStops(CappedGreedyDepth(LogitSurvival(policy.scores), SHRINKAGE))
+    cost = CostModel.linear(base_s=1.0, token_s=0.1, draft_base_s=0.05)
+    rng = np.random.default_rng(5)
+    answers = set[int]()
+    for _ in range(2 * OnlineLogistic.refit_interval):
+        size = int(rng.integers(1, 5))
+        state = make_state(size, cost=cost, drafter="draft-model", acceptance_ema=rng.random(size))
+        depths = policy.choose(state)
+        np.testing.assert_array_equal(depths, rule.choose(state))
+        top1 = rng.random((size, 8))
+        rows = np.flatnonzero(depths)
+        signals = DraftSignals(rows, 0, *(top1[rows, :1] for _ in range(3)))
+        told = policy.keep_drafting(state, signals)
+        np.testing.assert_array_equal(told, rule.keep_drafting(state, signals))
+        answers.update(told.tolist())
+        drafted = rng.integers(0, 9, size)
+        accepted = rng.integers(0, drafted + 1)
+        for one in (policy, rule):
+            one.observe(make_outcome(state, drafted, accepted, draft_top1=top1))
+    assert answers == {0, 1, 8}
+    stops = policy.keep_drafting.__self__
+    assert stops.acceptance.num_refits > 0
+    policy.reset()
+    assert stops.acceptance is None
+
+
+def test_policies_without_stops_have_no_hooks(offsets: PolicyWeights, make_card: Any) -> None:
+    policy = LearnedScheduler(offsets, make_card())
+    assert not hasattr(policy, "keep_drafting")
+    assert not hasattr(policy, "reset")
+
+
+def test_with_stops_it_is_lawful_under_rejection(offsets: PolicyWeights, make_card: Any) -> None:
+    policy = LearnedScheduler(replace(offsets, stops=True), make_card(drafter="draft-model"))
+    check_lawful(policy, "rejection", has_draft_model=True)
+
+
 def same(logits: Any, _: Any) -> Any:
     return logits
 
@@ -92,6 +139,24 @@ def test_saved_offsets_read_as_the_same(
     assert weights.action == "offset"
     assert weights.shrinkage == SHRINKAGE
     assert weights.depths == tuple(range(1, 9))
+    assert not weights.stops
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_stops_are_in_the_configuration(
+    stops: bool, tmp_path: Path, offsets: PolicyWeights, make_card: Any
+) -> None:
+    path = save_policy(tmp_path, replace(offsets, stops=stops), make_card()) / "config.json"
+    config = json.loads(path.read_text())
+    assert config.pop("stops") is stops
+    assert read_policy(tmp_path)[0].stops is stops
+    path.write_text(json.dumps(config))  # as an earlier version wrote it
+    assert not read_policy(tmp_path)[0].stops
+
+
+def test_stops_are_for_offsets(make_weights: Any) -> None:
+    with pytest.raises(ValueError, match='stops are for offsets, this policy\'s action is "depth"'):
+        make_weights(stops=True)
 
 
 def test_a_file_without_an_action_is_of_depths(
@@ -114,6 +179,7 @@ def test_a_file_without_an_action_is_of_depths(
         ({"depths": [2, 1, 3, 4, 5, 6, 7, 8]}, "depths 1..K in order"),
         ({"action": "price"}, "policy action is one of"),
         ({"action": "depth"}, "and they alone"),
+        ({"stops": 1}, '"stops" is true or false, got 1'),
     ],
 )
 def test_damaged_offsets_are_refused(

@@ -14,6 +14,7 @@ import pytest
 
 from specdepth.scheduler.baselines import make_scheduler
 from specdepth.scheduler.baselines.adaptive_verification import AdaptiveVerificationDepth
+from specdepth.scheduler.baselines.capped_greedy import Shrinkage
 from specdepth.scheduler.baselines.confidence_trim import TRIM_RULES
 from specdepth.scheduler.baselines.fixed import FixedDepth
 from specdepth.scheduler.baselines.lawful import EVERY_RULE
@@ -50,6 +51,16 @@ EAGER: dict[str, Callable[[], Any]] = {
     "priced stops": lambda: PricedStops(FixedDepth(DEPTH)),
     "policy": lambda: LearnedScheduler(
         build_weights(DEPTH), build_card(drafter="draft-model", max_num_speculative_tokens=DEPTH)
+    ),
+    "policy with stops": lambda: LearnedScheduler(
+        build_weights(
+            depths=tuple(range(1, DEPTH + 1)),
+            depth=DEPTH - 1,  # as many outputs as depths
+            action="offset",
+            shrinkage={1: Shrinkage()},
+            stops=True,
+        ),
+        build_card(drafter="draft-model", max_num_speculative_tokens=DEPTH),
     ),
 }
 
