@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 CARD_FILE = "README.md"
 
-TAGS = ("reinforcement-learning", "stable-baselines3", "speculative-decoding")
+TAGS = ("reinforcement-learning", "speculative-decoding")
+PPO = "PPO of stable-baselines3, each slot an agent"
+"""How a policy was made whose training notes no "method"."""
 
 
 def make_card(
@@ -54,7 +56,7 @@ def render_card(weights: PolicyWeights, card: PolicyCard, folder: Path) -> str:
     checksum = hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()
     loads = training.get("loads")
     lines = [
-        *_front_matter(card, training.get("metrics")),
+        *_front_matter(card, training),
         f"# Draft depth for {card.model_pair}",
         "",
         "Chooses how many tokens to draft for each sequence in each round of batched speculative "
@@ -132,16 +134,17 @@ def git_sha() -> str:
     return run.stdout.strip() if run.returncode == 0 else ""
 
 
-def _front_matter(card: PolicyCard, metrics: Any) -> list[str]:
+def _front_matter(card: PolicyCard, training: Mapping[str, Any]) -> list[str]:
+    method = "PPO" if "method" not in training else "Search"
     # JSON strings are YAML strings, whatever is in a model's name.
     lines = [
         "---",
         "library_name: specdepth",
         "license: apache-2.0",
         "tags:",
-        *(f"- {tag}" for tag in TAGS),
+        *(f"- {tag}" for tag in (*TAGS, *(["stable-baselines3"] if method == "PPO" else []))),
         "model-index:",
-        f"- name: {json.dumps(f'PPO on {card.env_id}')}",
+        f"- name: {json.dumps(f'{method} on {card.env_id}')}",
         "  results:",
         "  - task:",
         "      type: reinforcement-learning",
@@ -150,7 +153,7 @@ def _front_matter(card: PolicyCard, metrics: Any) -> list[str]:
         f"      name: {json.dumps(card.env_id)}",
         f"      type: {json.dumps(card.env_id)}",
     ]
-    numbers = _numbers(metrics)
+    numbers = _numbers(training.get("metrics"))
     if numbers:
         lines.append("    metrics:")
     for name, value in numbers.items():
@@ -159,7 +162,7 @@ def _front_matter(card: PolicyCard, metrics: Any) -> list[str]:
 
 
 def _training(card: PolicyCard, training: Mapping[str, Any]) -> list[str]:
-    lines = [f"Environment `{card.env_id}`, PPO of stable-baselines3, each slot an agent."]
+    lines = [f"Environment `{card.env_id}`, {training.get('method', PPO)}."]
     command = training.get("command")
     if command:
         lines += ["", "```console", f"$ {command}", "```"]

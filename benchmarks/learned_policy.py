@@ -7,7 +7,8 @@ down again, at equal work. Everything is served in several orders, which are cou
 
 Keys: `pairs`, for each pair: `varying_vs_best_single`, `varying_vs_table` and `varying_vs_strongest` (with
 `ci_low`), throughput of the policy over the day divided by that of the best single fixed depth, of the
-batch table (both from the training split), and of the strongest rule; `worst_constant_vs_strongest`,
+batch table (both from the training split), and of the strongest rule; `varying_vs_hand_made`, the same over
+the strongest rule that has no fitted network, a few tuned numbers at most; `worst_constant_vs_strongest`,
 `worst_constant_vs_off`, `worst_constant_vs_best_fixed`, the least such ratio over constant loads;
 `oracle_gap_closed` and `oracle_gap_closed_by_rule`, share of the way from the best fixed depth to hindsight,
 mean over loads, by the policy and by the strongest rules; `universal_vs_local`, the least ratio of the
@@ -22,7 +23,7 @@ strongest rule over the day for each.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from specdepth.agents.comparison import Comparison
     from specdepth.agents.load_runs import LoadRuns
     from specdepth.decoder.trace import Trace
+    from specdepth.decoder.trace_info import TraceInfo
     from specdepth.scheduler.cost import CostModel
     from specdepth.scheduler.depth import DepthScheduler
 
@@ -100,11 +102,14 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
     seeds = make_all([f"policy:{one}" for one in arguments.seeds], trace.info)
     assert isinstance(policy, LearnedScheduler)
     rules = all_rules(trace, cost, loads, arguments.seed)
-    strongest = strongest_rules(trace, cost, rules, loads, arguments.seed)
+    tried = on_training(trace, cost, rules, loads, arguments.seed)
+    strongest = fastest(tried, rules)
     printer.line(f"{name}: strongest on the training split {strongest}.")
     depths = range(1, trace.info.max_num_speculative_tokens + 1)
     fixed = make_all(["off", *(f"fixed:{depth}" for depth in depths)], trace.info)
-    chosen = {one: rules[one] for one in dict.fromkeys([*strongest.values(), SINGLE, TABLE])}
+    plain = fastest(tried, hand_made(rules, trace.info))[DAY]
+    wanted = dict.fromkeys([*strongest.values(), plain, SINGLE, TABLE])
+    chosen = {one: rules[one] for one in wanted}
     found = evaluate_replay(
         trace,
         cost,
@@ -126,6 +131,8 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
         "varying_vs_strongest": round(to_rule.value, 4),
         "ci_low": round(to_rule.low, 4),
         "ci": bounds(to_rule),
+        "varying_vs_hand_made": round(day.ratio(POLICY, plain).value, 4),
+        "hand_made": plain,
         "varying_vs_off": round(day.ratio(POLICY, "off").value, 4),
         "varying_oracle": round(day.ratio(ORACLE, POLICY).value, 4),
         **{
@@ -174,32 +181,48 @@ def all_rules(
     from specdepth.scheduler.baselines.tuned_table import tuned_table
 
     top = trace.info.max_num_speculative_tokens
+    counting = "confidence" if trace.info.drafter == "draft-model" else "match"
     training = TrainingReplay(trace, cost, loads, num_requests=TRAINING_REQUESTS, seed=seed)
     sweep = training.sweep(range(top + 1))
     return {
         SINGLE: FixedDepth(best_single_depth(sweep)),
         TABLE: tuned_table(sweep),
-        **make_all(default_rules(trace.info, top), trace.info),
+        **make_all((f"greedy:{counting}", *default_rules(trace.info, top)), trace.info),
     }
 
 
-def strongest_rules(
+def hand_made(rules: Iterable[str], info: TraceInfo) -> list[str]:
+    """Those of the rules that do without a fitted survival model."""
+    from specdepth.agents.default_rules import fitting_rules
+    from specdepth.scheduler.baselines.survival_names import shipped_survival_models
+
+    fitted = {*fitting_rules(info, info.max_num_speculative_tokens)}
+    models = shipped_survival_models()
+    return [name for name in rules if name not in fitted and name.rpartition(":")[2] not in models]
+
+
+def on_training(
     trace: Trace,
     cost: CostModel,
     rules: Mapping[str, DepthScheduler],
     loads: Sequence[int],
     seed: int,
-) -> dict[int | str, str]:
-    """Name of the fastest rule on training requests, at each load and over the day."""
+) -> Comparison:
+    """Rules on some training requests, at each load and over the day."""
     from specdepth.agents.replay_evaluate import evaluate_replay
 
     rows = np.random.default_rng(seed).permutation(trace.rows("train"))
     rows = np.sort(rows[: max(CHOICE_REQUESTS, *loads)])
-    found = evaluate_replay(
+    return evaluate_replay(
         trace, cost, rules, loads, arrivals=("constant", DAY), rows=rows, seed=seed, oracles=False
     )
+
+
+def fastest(found: Comparison, rules: Iterable[str]) -> dict[int | str, str]:
+    """Name of the fastest of some rules, by load."""
+    names = list(rules)
     return {
-        load: max(rules, key=lambda rule: run.throughput(rule).value)
+        load: max(names, key=lambda name: run.throughput(name).value)
         for load, run in found.runs.items()
     }
 

@@ -94,7 +94,9 @@ def test_held_out_requests_do_not_matter() -> None:
 
 def test_traces_of_different_depths_and_bad_loads_are_refused() -> None:
     trace = make_trace(20, 20)
-    deeper = replace(trace, info=replace(trace.info, max_num_speculative_tokens=DEPTH + 1))
+    info = replace(trace.info, max_num_speculative_tokens=DEPTH + 1)
+    agreement = np.pad(trace.agreement, ((0, 0), (0, 1)))
+    deeper = replace(trace, info=info, agreement=agreement)
     with pytest.raises(ValueError, match=r"one max_num_speculative_tokens, got \[4, 5\]"):
         train_universal({"a": trace, "b": deeper}, QUICK)
     with pytest.raises(ValueError, match="loads must be out of"):
@@ -125,7 +127,9 @@ def test_the_command_writes_a_policy_with_a_card(
     assert json.loads(capsys.readouterr().out)["traces"] == ["a"]
     policy = find_policy(out, model_pair="whatever", drafter="prompt-lookup")
     assert policy.card.training["loads"] == [1]
-    assert "any" in (out / "README.md").read_text(encoding="utf-8")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "offsets searched over random machines" in card
+    assert "PPO" not in card
 
 
 def test_two_traces_of_one_name_are_refused(

@@ -68,7 +68,7 @@ def test_equal_policies_get_equal_figures(line: dict[str, Any]) -> None:
 
 def test_the_strongest_rule_is_chosen_on_training_requests() -> None:
     """Held-out requests may say otherwise, and are not asked."""
-    from learned_policy import strongest_rules
+    from learned_policy import fastest, on_training
 
     from specdepth.scheduler.baselines import FixedDepth
 
@@ -82,10 +82,22 @@ def test_the_strongest_rule_is_chosen_on_training_requests() -> None:
     from dataclasses import replace
 
     rules = {"off": Off(), "deep": FixedDepth(DEPTH)}
-    assert strongest_rules(replace(trace, accepted=runs), COST, rules, (1,), 0) == {
-        1: "deep",
-        "varying": "deep",
-    }
+    found = on_training(replace(trace, accepted=runs), COST, rules, (1,), 0)
+    assert fastest(found, rules) == {1: "deep", "varying": "deep"}
+    assert fastest(found, ["off"])[1] == "off"
+
+
+def test_rules_over_a_fitted_model_are_not_hand_made() -> None:
+    from learned_policy import hand_made
+
+    from specdepth.agents.default_rules import default_rules
+    from specdepth.decoder.trace_files import load_trace
+
+    info = load_trace("default").info
+    names = default_rules(info, 8)
+    rest = set(names) - set(hand_made(names, info))
+    assert {"rule:smollm2-prompt-lookup-cpu-bf16", "greedy:smollm2-prompt-lookup"} < rest
+    assert all("smollm2" in name for name in rest)
 
 
 def test_an_unknown_pair_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ from specdepth.decoder.trace_summary import summarize
 from tests.decoder.traces import toy_trace
 
 DEFAULT = "smollm2-prompt-lookup-greedy"
-NAMES = ("smollm2-eagle3-greedy", DEFAULT, "smollm2-prompt-lookup-t0.7")
+NAMES = (
+    "smollm2-eagle3-greedy",
+    "smollm2-eagle3-t0.7",
+    DEFAULT,
+    "smollm2-prompt-lookup-t0.7",
+)
 
 
 def test_the_shipped_traces_are_of_the_shipped_prompts() -> None:
@@ -45,7 +50,7 @@ def test_the_default_is_the_greedy_one() -> None:
 
 def test_the_shipped_traces_are_small() -> None:
     folder = Path(trace_files.__file__).parents[1] / "checkpoints" / "traces"
-    assert sum(file.stat().st_size for file in folder.glob("*.npz")) < 4_000_000
+    assert sum(file.stat().st_size for file in folder.glob("*.npz")) < 5_500_000
 
 
 def test_a_file_is_loaded_by_its_path(tmp_path: Path) -> None:
