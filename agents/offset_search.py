@@ -65,6 +65,8 @@ def search_offsets(
 ) -> PolicyWeights:
     """Search offsets under `rule` on the training split; deterministic.
 
+    With a draft model the policy has stops too (`PricedStops`), during the search and after it.
+
     Args:
         trace: whose training requests are replayed.
         cost: prices of the machine.
@@ -80,6 +82,7 @@ def search_offsets(
     unknown = sorted(set(loads) - set(FLAGS))
     if unknown or not loads:
         raise ValueError(f"offsets are searched at loads out of {list(FLAGS)}, got {list(loads)}.")
+    stops = trace.info.drafter == "draft-model"
     found: dict[int, Floats] = {}
     for number, load in enumerate(loads):
         replays = [
@@ -90,7 +93,7 @@ def search_offsets(
         def score(
             values: Floats, step: int, load: int = load, replays: list[TrainingReplay] = replays
         ) -> float:
-            weights = offset_weights(rule, {load: values})
+            weights = offset_weights(rule, {load: values}, stops=stops)
             scheduler = LearnedScheduler(weights, _card(trace))
             return float(np.log(replays[step % len(replays)].throughput(scheduler, load)))
 
@@ -99,7 +102,7 @@ def search_offsets(
                 progress((number + share) / len(loads))
 
         found[load] = ascend(score, config, config.seed + load, report)
-    return offset_weights(rule, found)
+    return offset_weights(rule, found, stops=stops)
 
 
 def ascend(

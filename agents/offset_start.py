@@ -53,6 +53,7 @@ def search_start(
     trace, cost = decoder.trace, decoder.engine.cost
     weights = search_offsets(trace, cost, rule, loads, settings, progress)
     training = {
+        "method": "offsets of a greedy rule searched on replay",
         "search": {
             "iterations": settings.iterations,
             "pools": list(start.search_pools),

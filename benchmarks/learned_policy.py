@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from _measure import Printer, bounds, parse, result_line
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LOADS = (1, 2, 4, 8, 16, 32)
 QUICK_LOADS = (1, 4)
-DAY = "varying"
+DAY: Final = "varying"
 POLICY, UNIVERSAL = "learned", "universal"
 SINGLE, TABLE = "best-single-fixed", "tuned-table"
 
@@ -142,10 +142,8 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
         "oracle_gap_closed": mean(by_load, "gap_closed"),
         "oracle_gap_closed_by_rule": mean(by_load, "gap_closed_by_rule"),
         "universal_vs_local": round(min(to_universal.values()), 4),
-        "universal": {
-            **{load: round(value, 4) for load, value in to_universal.items()},
-            DAY: round(day.ratio(UNIVERSAL, POLICY).value, 4),
-        },
+        "universal_by_load": {load: round(value, 4) for load, value in to_universal.items()},
+        "universal_varying": round(day.ratio(UNIVERSAL, POLICY).value, 4),
         "microseconds": round(1e3 * found.runs[max(loads)].policy_ms(POLICY), 1),
         "strongest": strongest,
         "loads": by_load,

@@ -126,7 +126,8 @@ def ask_keep_drafting(plan: RoundPlan, alive: Ints, step: int, signals: Floats) 
         raise ValueError(
             f"The scheduler's keep_drafting returned a depth of {answer.min()}, expected 0 or more."
         )
-    return np.minimum(answer, planned).astype(np.int64, copy=False)
+    limits: Ints = np.minimum(answer, planned).astype(np.int64, copy=False)
+    return limits
 
 
 def ask_trim(plan: RoundPlan, lengths: Ints, signals: Floats) -> Ints:

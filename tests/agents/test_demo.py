@@ -90,12 +90,16 @@ def test_replay_has_rule_table_fixed_depths_and_oracles(done):
         *("oracle:best-fixed", "oracle:hindsight"),
     } <= set(results.policies)
     for load in LOADS:
-        best = [results.find(f"fixed:{k}", load, "speedup").value for k in (2, 8)]
-        oracle = results.find("oracle:best-fixed", load, "speedup").value
-        assert oracle == max(1.0, *best)
-        mine = results.find("learned", load, "speedup").value
-        rule = results.find(found["strongest_rule"], load, "speedup").value
-        ratio = results.find("learned", load, "ratio_to_strongest_rule").value
+
+        def value(policy: str, metric: str = "speedup", load: int = load) -> float:
+            row = results.find(policy, load, metric)
+            assert row is not None
+            return row.value
+
+        best = [value(f"fixed:{k}") for k in (2, 8)]
+        assert value("oracle:best-fixed") == max(1.0, *best)
+        mine, rule = value("learned"), value(found["strongest_rule"])
+        ratio = value("learned", "ratio_to_strongest_rule")
         assert ratio == pytest.approx(mine / rule)
 
 

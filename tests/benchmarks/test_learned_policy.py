@@ -12,6 +12,7 @@ import pytest
 from specdepth.agents.offset_weights import offset_weights
 from specdepth.scheduler.baselines import Off
 from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.depth import DepthScheduler
 from specdepth.scheduler.policy_file import PolicyCard, save_policy
 from tests.agents.made_trace import DEPTH, make_trace
 from tests.agents.toy_rule import toy_rule
@@ -81,7 +82,7 @@ def test_the_strongest_rule_is_chosen_on_training_requests() -> None:
         runs[text] = 0 if trace.held_out[row] else np.minimum(right[text], left)
     from dataclasses import replace
 
-    rules = {"off": Off(), "deep": FixedDepth(DEPTH)}
+    rules: dict[str, DepthScheduler] = {"off": Off(), "deep": FixedDepth(DEPTH)}
     found = on_training(replace(trace, accepted=runs), COST, rules, (1,), 0)
     assert fastest(found, rules) == {1: "deep", "varying": "deep"}
     assert fastest(found, ["off"])[1] == "off"

@@ -93,12 +93,14 @@ class AnswersDepths(Adversary):
 
     def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
         turn = state.round_index + signals.num_drafted + (signals.top1[:, -1] > 0.6)
-        return np.choose(turn % 3, (signals.num_drafted + 1, 99, 0))
+        depths: Ints = np.choose(turn % 3, (signals.num_drafted + 1, 99, 0))
+        return depths
 
 
 def as_depths(answer: Bools | Ints) -> Ints:
     """An answer of `keep_drafting` in its other form: True as deep as may be, False as none."""
-    return np.where(answer, 99, 0) if answer.dtype == np.bool_ else answer
+    depths: Ints = np.where(answer, 99, 0) if answer.dtype == np.bool_ else answer.astype(np.int64)
+    return depths
 
 
 LAWFUL: list[Callable[[], Any]] = [

@@ -138,7 +138,7 @@ class SureOnesLast(Watched):
     """Draws a likely token, and none after it."""
 
     def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
-        return np.where(signals.top1[:, -1] > 0.4, signals.num_drafted + 1, 8)
+        return np.where(signals.top1[:, -1] > 0.55, signals.num_drafted + 1, 8)
 
 
 def test_the_law_is_the_targets_where_a_stop_says_which_token_is_the_last() -> None:

@@ -96,7 +96,9 @@ def test_offsets_with_stops_decide_as_the_stops_over_their_rule(
         for one in (policy, rule):
             one.observe(make_outcome(state, drafted, accepted, draft_top1=top1))
     assert answers == {0, 1, 8}
-    stops = policy.keep_drafting.__self__
+    stops = policy._rule
+    assert isinstance(stops, PricedStops)
+    assert stops.acceptance is not None
     assert stops.acceptance.num_refits > 0
     policy.reset()
     assert stops.acceptance is None
