@@ -67,7 +67,7 @@ def test_policies_are_checked_against_the_decoder(
 
 def test_a_policy_folder_without_a_policy_says_so(tmp_path: Path) -> None:
     for name in (str(tmp_path), f"policy:{tmp_path / 'none'}"):
-        with pytest.raises(ValueError, match="no policy in"):
+        with pytest.raises(ValueError, match="no policy"):
             make_scheduler(name)
 
 
