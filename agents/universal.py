@@ -2,7 +2,8 @@
 
 What a token earns is a matter of the models, what it costs one of the machine. A survival model is fitted
 to all traces at once, and the greedy rule over it reads the prices of whatever machine it runs on. Then
-offsets of the rule are searched, each step on other machines, so that what is learned holds for all of them.
+offsets of the rule are searched, each step on other machines, so that what is learned holds for all of
+them. With a draft model it has stops too (`PricedStops`).
 
 Legend: K deepest depth.
 """
@@ -113,7 +114,9 @@ def train_universal(
             load: int = load,
             machines: list[list[TrainingReplay]] = machines,
         ) -> float:
-            scheduler = LearnedScheduler(offset_weights(rule, {load: values}), _card(tops))
+            scheduler = LearnedScheduler(
+                offset_weights(rule, {load: values}, stops=True), _card(tops)
+            )
             return float(
                 np.mean([np.log(one.throughput(scheduler, load)) for one in machines[step]])
             )
@@ -123,7 +126,7 @@ def train_universal(
             progress(0.3 + 0.7 * done, f"searching at load {load}")
 
         found[load] = ascend(score, settings, config.seed + load, report)
-    weights = offset_weights(rule, found)
+    weights = offset_weights(rule, found, stops=True)
     training = {
         "command": command,
         "method": "survival fitted to all traces; offsets searched over random machines",

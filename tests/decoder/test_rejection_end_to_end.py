@@ -135,10 +135,12 @@ def test_a_scheduler_that_remembers_discarded_drafts_cannot_bend_the_law() -> No
 
 
 class SureOnesLast(Watched):
-    """Draws a likely token, and none after it."""
+    """Draws a likely token and none after it, in every other request: they all start alike."""
 
     def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
-        return np.where(signals.top1[:, -1] > 0.55, signals.num_drafted + 1, 8)
+        sure = (signals.top1[:, -1] > 0.45) & (state.request_ids[signals.rows] % 2 == 0)
+        depths: Ints = np.where(sure, signals.num_drafted + 1, 8)
+        return depths
 
 
 def test_the_law_is_the_targets_where_a_stop_says_which_token_is_the_last() -> None:
