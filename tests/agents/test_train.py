@@ -311,7 +311,7 @@ def learned_depth(token_s: float, start: str, out: Path) -> float:
     """Mean depth over the largest possible one after PPO, for two sequences at a time."""
     config = toy_config(
         out,
-        timesteps=12 * 4 * 64,
+        timesteps=18 * 4 * 64,
         workload=WorkloadConfig(
             arrivals="constant", concurrency=2, num_requests=16, max_new_tokens=32
         ),
