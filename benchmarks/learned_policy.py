@@ -8,7 +8,8 @@ down again, at equal work. Everything is served in several orders, which are cou
 Keys: `pairs`, for each pair: `varying_vs_best_single`, `varying_vs_table` and `varying_vs_strongest` (with
 `ci_low`), throughput of the policy over the day divided by that of the best single fixed depth, of the
 batch table (both from the training split), and of the strongest rule; `varying_vs_hand_made`, the same over
-the strongest rule that has no fitted network, a few tuned numbers at most; `worst_constant_vs_strongest`,
+the strongest rule that has no fitted network, a few tuned numbers at most; `varying_vs_rules`, over each rule
+that was the strongest somewhere, which shows what the choice on training requests is worth; `worst_constant_vs_strongest`,
 `worst_constant_vs_off`, `worst_constant_vs_best_fixed`, the least such ratio over constant loads;
 `oracle_gap_closed` and `oracle_gap_closed_by_rule`, share of the way from the best fixed depth to hindsight,
 mean over loads, by the policy and by the strongest rules; `universal_vs_local`, the least ratio of the
@@ -131,6 +132,7 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
         "varying_vs_strongest": round(to_rule.value, 4),
         "ci_low": round(to_rule.low, 4),
         "ci": bounds(to_rule),
+        "varying_vs_rules": {rule: round(day.ratio(POLICY, rule).value, 4) for rule in chosen},
         "varying_vs_hand_made": round(day.ratio(POLICY, plain).value, 4),
         "hand_made": plain,
         "varying_vs_off": round(day.ratio(POLICY, "off").value, 4),

@@ -58,6 +58,8 @@ def test_the_line_holds_what_the_bars_ask_for(line: dict[str, Any]) -> None:
     assert pair["oracle_gap_closed"] == pytest.approx(np.mean(gaps), abs=1e-4)
     assert all(row["oracle_vs_best_fixed"] > 1 for row in pair["loads"].values())
     assert set(pair["strongest"]) == {"1", "4", "varying"}
+    assert set(pair["varying_vs_rules"]) >= set(pair["strongest"].values())
+    assert pair["varying_vs_rules"][pair["strongest"]["varying"]] == pair["varying_vs_strongest"]
 
 
 def test_equal_policies_get_equal_figures(line: dict[str, Any]) -> None:
