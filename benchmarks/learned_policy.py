@@ -9,8 +9,9 @@ Keys: `pairs`, for each pair: `varying_vs_best_single`, `varying_vs_table` and `
 `ci_low`), throughput of the policy over the day divided by that of the best single fixed depth, of the
 batch table (both from the training split), and of the strongest rule; `varying_vs_hand_made`, the same over
 the strongest rule that has no fitted network, a few tuned numbers at most; `varying_vs_rules`, over each rule
-that was the strongest somewhere, which shows what the choice on training requests is worth; `worst_constant_vs_strongest`,
-`worst_constant_vs_off`, `worst_constant_vs_best_fixed`, the least such ratio over constant loads;
+that was the strongest somewhere, which shows what the choice on training requests is worth;
+`worst_constant_vs_strongest`, `worst_constant_vs_off`, `worst_constant_vs_best_fixed`, the least such ratio
+over constant loads;
 `oracle_gap_closed` and `oracle_gap_closed_by_rule`, share of the way from the best fixed depth to hindsight,
 mean over loads, by the policy and by the strongest rules; `universal_vs_local`, the least ratio of the
 universal policy, which never saw this cost model, to the policy; `microseconds`, mean of a decision at the
