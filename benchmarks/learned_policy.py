@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from _measure import Printer, bounds, parse, result_line
-from causal_rules import CHOICE_REQUESTS, TRAINING_REQUESTS, make_all
+from causal_rules import TRAINING_REQUESTS, make_all
 
 if TYPE_CHECKING:
     from specdepth.agents.comparison import Comparison
@@ -209,11 +209,10 @@ def on_training(
     loads: Sequence[int],
     seed: int,
 ) -> Comparison:
-    """Rules on some training requests, at each load and over the day."""
+    """Rules on all training requests, at each load and over the day."""
     from specdepth.agents.replay_evaluate import evaluate_replay
 
-    rows = np.random.default_rng(seed).permutation(trace.rows("train"))
-    rows = np.sort(rows[: max(CHOICE_REQUESTS, *loads)])
+    rows = trace.rows("train")
     return evaluate_replay(
         trace, cost, rules, loads, arrivals=("constant", DAY), rows=rows, seed=seed, oracles=False
     )
