@@ -114,8 +114,7 @@ def evaluate_replay(
             if progress is not None:
                 done = number + len(served) / len(chosen)
                 progress(done / len(workloads), f"load {workload.load}, {name}")
-        order = number * orders // len(workloads)
-        run.add(workload.order, (order + 1) * workload.num_repeats - 1, served)
+        run.add(workload.order, run.num_repeats + workload.num_repeats - 1, served)
     found = Comparison(runs=runs, clock="virtual")
     if oracles and found.fixed_depths:
         for load, run in runs.items():
