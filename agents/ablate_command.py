@@ -85,13 +85,11 @@ def run(options: Options, console: Console) -> None:
     """
     from .ablate import ablate, plan_ablation
     from .ablate_report import write_ablation
-    from .results import check_writable, command_line
+    from .results import check_output_folder, command_line
     from .train_config import TrainConfig
 
     folder = options.out
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; name a folder.")
-    check_writable(folder / "results.json")
+    check_output_folder(folder, "results.json")
     plan = plan_ablation(
         chosen_grid(options),
         folder,

@@ -34,15 +34,13 @@ def run(options: Options, console: Console) -> None:
         ValueError: no run, a damaged checkpoint, a place that cannot be written to.
     """
     from .policy_card import make_card
-    from .results import check_writable, command_line
+    from .results import check_output_folder, command_line
     from .session import set_up_torch
     from .train_config import TrainConfig
 
     config = TrainConfig.load(options.run)
     folder = options.out if options.out is not None else options.run / "policy"
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; name a folder.")
-    check_writable(folder)
+    check_output_folder(folder)
     set_up_torch(options.threads, config.seed)
     from .checkpoint import load_checkpoint
     from .export import export_policy

@@ -273,6 +273,21 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"cannot write to {path}: no permission in {place}; choose another --out.")
 
 
+def check_output_folder(folder: Path, file: str = "") -> None:
+    """Refuse a folder for output before the long work. Creates nothing.
+
+    Args:
+        folder: as given with --out.
+        file: in it, to name in the sentence.
+
+    Raises:
+        ValueError: it is a file, or cannot be created or written to.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; name a folder.")
+    check_writable(folder / file)
+
+
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path`, folders included, whole or not at all.
 

@@ -182,14 +182,12 @@ def new_folder(options: CommonOptions, name: str) -> Path:
     """
     from datetime import datetime
 
-    from .results import check_writable
+    from .results import check_output_folder
 
     folder = options.out
     if folder is None:
         folder = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; name a folder.")
-    check_writable(folder)
+    check_output_folder(folder)
     return folder
 
 

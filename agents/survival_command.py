@@ -54,17 +54,16 @@ def run(options: Options, console: Console) -> None:
     from specdepth.scheduler.cost import CostModel
     from specdepth.scheduler.survival_model import save_survival
 
-    from .results import check_writable, command_line, write_atomically
+    from .results import check_output_folder, check_writable, command_line, write_atomically
     from .session import set_up_torch
     from .survival_card import CARD_FILE, render_survival_card
     from .survival_fit import SurvivalFitConfig
     from .survival_study import study_survival
 
     out = options.out or DEFAULT_FOLDER
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder.")
-    for place in (out, *([options.figure] if options.figure else [])):
-        check_writable(place)
+    check_output_folder(out)
+    if options.figure is not None:
+        check_writable(options.figure)
     names = [path.stem for path in options.traces]
     if len(set(names)) < len(names):
         raise ValueError(f"traces are told apart by file name, got {', '.join(names)}.")

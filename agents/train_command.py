@@ -163,12 +163,10 @@ def check_new_run(folder: Path) -> None:
     Raises:
         ValueError: it cannot be written to, or holds a run.
     """
-    from .results import check_writable
+    from .results import check_output_folder
     from .train_config import CONFIG_FILE
 
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; name a folder.")
-    check_writable(folder / CONFIG_FILE)
+    check_output_folder(folder, CONFIG_FILE)
     if (folder / CONFIG_FILE).exists():
         raise ValueError(
             f"{folder} already holds a run; choose another --out, or go on with --resume {folder}."

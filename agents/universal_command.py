@@ -50,14 +50,12 @@ def run(options: Options, console: Console) -> None:
 
     from .offset_search import SearchConfig
     from .policy_card import CARD_FILE, render_card
-    from .results import check_writable, command_line, write_atomically
+    from .results import check_output_folder, command_line, write_atomically
     from .session import set_up_torch
     from .universal import UniversalConfig, train_universal
 
     out = options.out or DEFAULT_FOLDER
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder.")
-    check_writable(out)
+    check_output_folder(out)
     names = [Path(name).stem for name in options.traces]
     if len(set(names)) < len(names):
         raise ValueError(f"traces are told apart by file name, got {', '.join(names)}.")
