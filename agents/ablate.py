@@ -100,17 +100,19 @@ def plan_ablation(
         ),
     )
     base, configs = grid.base_config(start), grid.configs(start)
+    top = base.decoder.max_num_speculative_tokens
+    if top is None:
+        top = recorded.info.max_num_speculative_tokens
     evaluation = Evaluation(
         trace=trace,
         cost=cost,
         loads=grid.loads,
         num_requests=grid.num_requests,
         seed=seed,
-        engine=_engine(base.decoder, base.replay, grid.loads),
+        engine=_engine(base.decoder, base.replay, grid.loads, top),
     )
     check_loads(grid.loads, len(evaluation.requests(recorded)))
     judged_by = evaluation.settings(recorded, prices)
-    top = base.decoder.max_num_speculative_tokens
     names = _references(references, recorded.info, top)
     runs = []
     for one in grid.seeds:
@@ -186,18 +188,18 @@ def ablate(
 
 
 def _default_start(info: TraceInfo) -> TrainConfig:
-    top = info.max_num_speculative_tokens
-    rules = fitting_rules(info, top)
+    rules = fitting_rules(info)
     return TrainConfig(
-        decoder=DecoderConfig(max_num_speculative_tokens=top),
         warm_start=WarmStartConfig(scheduler=rules[0]) if rules else WarmStartConfig(),
     )
 
 
-def _engine(decoder: DecoderConfig, replay: ReplayConfig, loads: Sequence[int]) -> EngineConfig:
+def _engine(
+    decoder: DecoderConfig, replay: ReplayConfig, loads: Sequence[int], top: int
+) -> EngineConfig:
     return EngineConfig(
         max_num_seqs=max(decoder.max_num_seqs, *loads),
-        max_num_speculative_tokens=decoder.max_num_speculative_tokens,
+        max_num_speculative_tokens=top,
         num_kv_blocks=replay.num_kv_blocks,
         lookahead=replay.lookahead,
     )
@@ -205,7 +207,7 @@ def _engine(decoder: DecoderConfig, replay: ReplayConfig, loads: Sequence[int]) 
 
 def _references(names: Sequence[str], info: TraceInfo, top: int) -> tuple[str, ...]:
     fixed = (OFF, *(f"fixed:{depth}" for depth in range(1, top + 1)))
-    rules = names or [name for name in default_rules(info, top) if name.startswith("rule:")]
+    rules = names or [name for name in default_rules(info) if name.startswith("rule:")]
     for name in rules:
         make_scheduler(
             name,

@@ -76,11 +76,10 @@ def _named(
     options: Options, name: str, trace: Trace, cost: CostModel, survival: str | None = None
 ) -> NamedDrafting:
     info = trace.info
-    top = options.max_num_speculative_tokens or info.max_num_speculative_tokens
-    survival = survival or shipped_survival_for(info.model_pair, info.drafter, top)
+    survival = survival or shipped_survival_for(info.model_pair, info.drafter)
     estimator = None
     if survival is not None:
-        estimator = make_survival(survival, drafter=info.drafter, max_num_speculative_tokens=top)
+        estimator = make_survival(survival, drafter=info.drafter)
     drafting = Drafting(trace=trace, cost=cost, survival=estimator)
     return NamedDrafting(drafting=drafting, trace=name, survival=survival)
 

@@ -28,6 +28,7 @@ from specdepth.scheduler.policy_file import PolicyWeights
 from specdepth.scheduler.survival_model import SurvivalModel
 
 from .offset_policy import GivenLogits, OffsetPolicy, RawFeatures, start_at, starting_weights
+from .options import deepest_depth
 from .rollout import SlotRolloutBuffer
 from .slot_policy import BatchPolicy, SlotFeatures, SlotPolicy
 from .slot_vec_env import SlotVecEnv, WorkloadSource
@@ -49,7 +50,7 @@ def make_decoder(config: TrainConfig) -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained(
         chosen.target,
         chosen.draft,
-        max_num_speculative_tokens=chosen.max_num_speculative_tokens,
+        max_num_speculative_tokens=deepest_depth(chosen.draft, chosen.max_num_speculative_tokens),
         max_num_seqs=chosen.max_num_seqs,
         dtype=chosen.dtype,
         device=chosen.device,

@@ -19,18 +19,16 @@ WITH_SURVIVAL = ("blind-greedy", "greedy", "dspark", "adaptive-verification")
 """Rules that take an estimator of survival."""
 
 
-def default_rules(info: TraceInfo, max_num_speculative_tokens: int) -> tuple[str, ...]:
+def default_rules(info: TraceInfo) -> tuple[str, ...]:
     """Names for `make_scheduler`.
 
     Those with an estimator take the first shipped model that fits, else one that learns while it runs.
 
     Args:
         info: what models have to fit: the pair and drafter of a trace.
-        max_num_speculative_tokens: and K of the replay.
     """
-    top = max_num_speculative_tokens
     has_draft_model = info.drafter == "draft-model"
-    estimator = shipped_survival_for(info.model_pair, info.drafter, top)
+    estimator = shipped_survival_for(info.model_pair, info.drafter)
     if estimator is None:
         estimator = "confidence" if has_draft_model else "match"
 
@@ -39,21 +37,16 @@ def default_rules(info: TraceInfo, max_num_speculative_tokens: int) -> tuple[str
         *(STOPS if has_draft_model else ()),
         *(f"{rule}:{estimator}" for rule in WITH_SURVIVAL),
         *((f"{PRICED}:{estimator}",) if has_draft_model else ()),
-        *fitting_rules(info, top),
+        *fitting_rules(info),
     )
 
 
-def fitting_rules(info: TraceInfo, max_num_speculative_tokens: int) -> tuple[str, ...]:
+def fitting_rules(info: TraceInfo) -> tuple[str, ...]:
     """Names of the shipped tuned rules that fit a pair and drafter."""
 
     def fits(name: str) -> bool:
         try:
-            load_greedy(
-                name,
-                model_pair=info.model_pair,
-                drafter=info.drafter,
-                max_num_speculative_tokens=max_num_speculative_tokens,
-            )
+            load_greedy(name, model_pair=info.model_pair, drafter=info.drafter)
         except ValueError:
             return False
         return True

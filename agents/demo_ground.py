@@ -57,13 +57,13 @@ class Ground:
 
 def shipped_ground(decoder: SpeculativeDecoder) -> Ground | None:
     """The greedy trace and the rule that are shipped for these models; None if there are none."""
-    top = decoder.config.max_num_speculative_tokens
     for name in shipped_traces():
         trace = load_trace(name)
         info = trace.info
-        survival = shipped_survival_for(info.model_pair, info.drafter, top)
-        rules = fitting_rules(info, top)
+        survival = shipped_survival_for(info.model_pair, info.drafter)
+        rules = fitting_rules(info)
         fits = info.model_pair == decoder.model_pair and info.temperature == 0
+        fits &= decoder.config.max_num_speculative_tokens <= info.max_num_speculative_tokens
         if fits and survival is not None and rules:
             return Ground(trace=trace, trace_name=name, survival=survival, rules=rules)
     return None

@@ -85,7 +85,7 @@ def compare_in_replay(
         progress: told the share done and what is going on.
     """
     trace, loads = ground.trace, sorted(set(options.loads))
-    top = options.max_num_speculative_tokens
+    top = options.top
     config = EngineConfig(max_num_seqs=options.max_num_seqs, max_num_speculative_tokens=top)
     names = with_fixed((), options.fixed_depths or tuple(range(1, top + 1)), top)
     fixed = {name: make_scheduler(name) for name in names}

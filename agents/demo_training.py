@@ -94,7 +94,7 @@ def train_config(options: Options, ground: Ground, folder: Path) -> TrainConfig:
         decoder=DecoderConfig(
             target=options.target,
             draft=options.draft,
-            max_num_speculative_tokens=options.max_num_speculative_tokens,
+            max_num_speculative_tokens=options.top,
             max_num_seqs=options.max_num_seqs,
             dtype=options.dtype,
             device=options.device,

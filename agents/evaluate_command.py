@@ -122,7 +122,7 @@ def _run_live(
     from .tuning import implied_table, table_name
     from .verdicts import show_comparison, verdicts
 
-    top = options.max_num_speculative_tokens
+    top = options.top
     asked = options.policies or (DEFAULT_POLICY,)
     compared = with_fixed(asked, options.fixed_depths or FIXED_DEPTHS, top)
     names = fetch_names(compared, folder / FETCHED)

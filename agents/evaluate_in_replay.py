@@ -72,12 +72,14 @@ def run_in_replay(
 
     trace, cost = load_trace(options.trace), load_cost(options.cost or DEFAULT_COST)
     top = options.max_num_speculative_tokens
+    if top is None:
+        top = trace.info.max_num_speculative_tokens
     config = EngineConfig(
         max_num_seqs=max(options.max_num_seqs, *options.loads, 1), max_num_speculative_tokens=top
     )
     profile = EngineProfile.named(options.engine)
     depths = options.fixed_depths or tuple(range(1, top + 1))
-    asked = options.policies or default_rules(trace.info, top)
+    asked = options.policies or default_rules(trace.info)
     names = fetch_names(with_fixed(asked, depths, top), folder / FETCHED)
     policies = {
         name: make_scheduler(

@@ -31,7 +31,7 @@ FEATURE_GROUPS: Mapping[str, tuple[str, ...]] = {
         *("match_agreement", "num_matches", "last_match", "batch_offer_share"),
         *("match_tokens", "match_distance", "match_in_output"),
         *("agreement_1", "agreement_2", "agreement_3"),
-        *("agreement_4", "agreement_6", "agreement_8"),
+        *("agreement_4", "agreement_6", "agreement_8", "agreement_12", "agreement_16"),
         *("draft_known", "draft_top1_first", "draft_top1_mean", "draft_top1_min"),
         *("draft_entropy_mean", "draft_margin_mean"),
     ),

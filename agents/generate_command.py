@@ -73,7 +73,7 @@ def run(options: Options, console: Console) -> None:
     )
     from .session import check_names, load_decoder, make_policy, new_folder
 
-    check_names([options.policy], options.max_num_speculative_tokens)
+    check_names([options.policy], options.top)
     if options.out is not None:
         new_folder(options, "generate")
     decoder = load_decoder(options, console)

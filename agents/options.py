@@ -56,6 +56,13 @@ CostName = Annotated[str | None, arg(aliases=["--cost-from"])]
 """What `load_cost` takes. The alias must be on the whole type: tyro drops it from a part of a union."""
 
 
+def deepest_depth(draft: str, asked: int | None) -> int:
+    """K of an engine: what was asked for, or what suits the drafter."""
+    if asked is not None:
+        return asked
+    return 16 if draft == "prompt-lookup" else 8
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommonOptions:
     """Options of every command."""
@@ -88,8 +95,9 @@ class ModelOptions(CommonOptions):
     checkpoint, or a smaller model with the same tokenizer."""
     dtype: DType = "bfloat16"
     """Number format of the weights."""
-    max_num_speculative_tokens: int = 8
-    """Deepest depth, K."""
+    max_num_speculative_tokens: int | None = None
+    """Deepest depth, K; by default that of the trace where one is replayed, else 16 with prompt lookup, whose
+    tokens cost nothing to draft, and 8 with a draft model."""
     max_num_seqs: int = 32
     """Sequences that run at once."""
     verification: Rule = "rejection"
@@ -98,6 +106,11 @@ class ModelOptions(CommonOptions):
     cost: CostName = None
     """Pass times: a cost.json of "specdepth profile", a shipped one by name ("cpu-smollm2-bf16"), or step
     times of another engine (CSV)."""
+
+    @property
+    def top(self) -> int:
+        """K where models run."""
+        return deepest_depth(self.draft, self.max_num_speculative_tokens)
 
 
 FIXED_DEPTHS = (1, 2, 4, 8)

@@ -16,7 +16,7 @@ from specdepth.scheduler.state import Floats
 PRESSURE_SCALES: Floats = np.array([0.3, 1.0, 0.2])
 """[M] what a parameter of 1 changes: log of the room where pressure begins, logit, logit a position."""
 SCARCE_ROOM = 0.06
-"""`kv_room` at which half the pressure is on: a block for every seven sequences at K = 8, blocks of 16."""
+"""`kv_room` at which half the pressure is on: a block for every seven sequences with blocks of 16."""
 _STEEP = 2.0
 """What a unit takes in without any room: nearly all of the pressure."""
 

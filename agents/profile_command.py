@@ -78,7 +78,7 @@ def run(options: Options, console: Console) -> None:
     if not 0 < options.minutes < float("inf"):
         raise ValueError(f"minutes must be above 0, got {options.minutes}.")
     names = ["off", f"fixed:{options.depth}"]
-    check_names(names, options.max_num_speculative_tokens)
+    check_names(names, options.top)
     folder = new_folder(options, "profile")
     prompts = find_prompts(options, "train")
     held_out = find_prompts(options, "held-out") if options.check else ()

@@ -132,11 +132,8 @@ def _checked(options: Options) -> tuple[SamplingParams, LookupConfig]:
 
     if options.draft == "none":
         raise ValueError("a trace needs a drafter; --draft none proposes nothing.")
-    if not 1 <= options.max_num_speculative_tokens <= 255:
-        raise ValueError(
-            f"--max-num-speculative-tokens must be in 1..255, got "
-            f"{options.max_num_speculative_tokens}."
-        )
+    if not 1 <= options.top <= 255:
+        raise ValueError(f"--max-num-speculative-tokens must be in 1..255, got {options.top}.")
     if options.from_outputs is not None and options.prompts != DEFAULT:
         raise ValueError(
             "--prompts and --from-outputs exclude each other: a log has its prompts in it."
@@ -273,7 +270,7 @@ def _info(
     return TraceInfo(
         model_pair=model_pair,
         drafter="prompt-lookup" if is_lookup else "draft-model",
-        max_num_speculative_tokens=options.max_num_speculative_tokens,
+        max_num_speculative_tokens=options.top,
         # Sampled text does not depend on depths either, where its noise is coupled or it is a log.
         verification="coupled" if sampling.temperature else "greedy",
         source="decoder" if options.from_outputs is None else "outputs",

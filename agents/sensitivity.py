@@ -19,6 +19,7 @@ from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.serving import serve
 from specdepth.decoder.workload import Workload
 from specdepth.scheduler.depth import DepthScheduler
+from specdepth.scheduler.features import UNIT_DEPTH
 from specdepth.scheduler.state import Ints, RoundOutcome, RoundState
 
 Signal = Literal["batch size", "acceptance", "free KV"]
@@ -212,7 +213,7 @@ def _without_pressure(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a scheduler, shown a pool with room."""
 
     def run(state: RoundState, *others: Any) -> Any:
-        room = 4.0 * (state.max_num_speculative_tokens + 1) + state.block_size
+        room = 4.0 * (UNIT_DEPTH + 1) + state.block_size
         return method(with_free_kv(state, room), *others)
 
     return run

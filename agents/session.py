@@ -57,7 +57,7 @@ def load_decoder(options: ModelOptions, console: Console) -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained(
         options.target,
         options.draft,
-        max_num_speculative_tokens=options.max_num_speculative_tokens,
+        max_num_speculative_tokens=options.top,
         max_num_seqs=options.max_num_seqs,
         dtype=options.dtype,
         device=options.device,

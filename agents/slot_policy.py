@@ -15,7 +15,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import Tensor
 
-from specdepth.scheduler.features import FEATURE_NAMES, NUM_FEATURES
+from specdepth.scheduler.features import FEATURE_NAMES, HIGH, NUM_FEATURES, UNIT_DEPTH
 
 from .feature_groups import feature_mask
 
@@ -24,7 +24,9 @@ CLIP = 5.0
 MIN_STD = 0.1
 """Features are bounded by 1 or so. One that hardly varied in training, such as the flag of a load
 that never occurred, must not become huge where it does."""
-MAX_DEPTH_COLUMN = 1 + FEATURE_NAMES.index("max_depth")
+_MAX_DEPTH = FEATURE_NAMES.index("max_depth")
+MAX_DEPTH_COLUMN = 1 + _MAX_DEPTH
+MOST_SHOWN = float(HIGH[_MAX_DEPTH])
 EXCLUDED = -1e8
 """Score of a depth that cannot be honoured."""
 
@@ -93,8 +95,9 @@ class SlotPolicy(ActorCriticPolicy):
 
     def allowed(self, obs: Tensor) -> Tensor:
         """Whether each depth can be honoured, bool [rows, K + 1]; depth 0 always can."""
-        deepest = torch.round(obs[:, MAX_DEPTH_COLUMN, None] * (len(self._depths) - 1))
-        return self._depths <= deepest
+        shown = obs[:, MAX_DEPTH_COLUMN, None]
+        # At its bound the feature says no more than that; the engine clips what goes too far.
+        return (self._depths <= torch.round(shown * UNIT_DEPTH)) | (shown >= MOST_SHOWN)
 
     def log_probs(self, obs: Tensor) -> Tensor:
         """Log-probability of each depth, [rows, K + 1]; finite where it is excluded."""

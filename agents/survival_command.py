@@ -26,13 +26,14 @@ class Options(CommonOptions):
     survival.safetensors, config.json and a card. Traces of one model pair, drafter and depth limit give
     one model.
 
-    specdepth fit-survival greedy.npz sampled.npz --cost cost.json --out survival/mine
+    specdepth fit-survival greedy.npz sampled.npz --cost runs/profile/cost.json --out survival/mine
     """
 
-    traces: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRACE")]
-    """Files that "specdepth record" wrote."""
-    cost: Path
-    """Pass times that "specdepth profile" wrote; the rules that the model is tried under weigh them."""
+    traces: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TRACE")]
+    """Files that "specdepth record" wrote, or names of shipped traces."""
+    cost: Annotated[str, tyro.conf.arg(aliases=["--cost-from"])]
+    """Pass times: a cost.json of "specdepth profile", or a shipped one by name; the rules that the model is
+    tried under weigh them."""
     figure: Path | None = None
     """File for the reliability diagram, SVG."""
     hidden_units: int = 24
@@ -50,8 +51,8 @@ def run(options: Options, console: Console) -> None:
         ValueError: bad options, traces that cannot be read or do not go together, a place that cannot
             be written to.
     """
-    from specdepth.decoder.trace import Trace
-    from specdepth.scheduler.cost import CostModel
+    from specdepth.decoder.trace_files import load_traces
+    from specdepth.scheduler.cost_files import load_cost
     from specdepth.scheduler.survival_model import save_survival
 
     from .results import check_output_folder, check_writable, command_line, write_atomically
@@ -64,17 +65,13 @@ def run(options: Options, console: Console) -> None:
     check_output_folder(out)
     if options.figure is not None:
         check_writable(options.figure)
-    names = [path.stem for path in options.traces]
-    if len(set(names)) < len(names):
-        raise ValueError(f"traces are told apart by file name, got {', '.join(names)}.")
     config = SurvivalFitConfig(
         hidden_units=options.hidden_units,
         num_steps=options.num_steps,
         monotone=options.monotone,
         seed=options.seed,
     )
-    cost = CostModel.load(options.cost)
-    traces = {path.stem: Trace.load(path) for path in options.traces}
+    cost, traces = load_cost(options.cost), load_traces(options.traces)
     set_up_torch(options.threads, options.seed)
     with console.progress("Fitting survival") as update:
         study = study_survival(traces, cost, config, command=command_line(), progress=update)

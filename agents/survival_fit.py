@@ -40,7 +40,7 @@ _HISTORY = (
     "target_entropy",
 )
 _MATCH = ("match_1", "match_2", "match_3", "match_4_up")
-_AGREEMENT = tuple(f"agreement_{depth}" for depth in (1, 2, 3, 4, 6, 8))
+_AGREEMENT = tuple(f"agreement_{depth}" for depth in (1, 2, 3, 4, 6, 8, 12, 16))
 _LOOKUP = (
     *("match_agreement", "proposal_length", "last_match", "num_matches", *_MATCH),
     *("match_tokens", "match_distance", "match_in_output", *_AGREEMENT),

@@ -96,13 +96,15 @@ class SurvivalRows:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SurvivalRows]) -> SurvivalRows:
-        """Put rows together. Of several traces, `requests` then means nothing."""
+        """Put rows together. Of several traces, `requests` then means nothing; of several K, the rows
+        of a smaller one say nothing of deeper tokens.
+        """
         return cls(
             features=np.concatenate([part.features for part in parts]),
             runs=np.concatenate([part.runs for part in parts]),
             limits=np.concatenate([part.limits for part in parts]),
             requests=np.concatenate([part.requests for part in parts]),
-            max_num_speculative_tokens=parts[0].max_num_speculative_tokens,
+            max_num_speculative_tokens=max(part.max_num_speculative_tokens for part in parts),
         )
 
 

@@ -34,8 +34,9 @@ class DecoderConfig:
     """Hub name or folder of the target model; "default" is SmolLM2-135M-Instruct."""
     draft: str = "prompt-lookup"
     """"prompt-lookup", or hub name or folder of a draft model."""
-    max_num_speculative_tokens: int = 8
-    """K, the deepest depth; a policy is for one K."""
+    max_num_speculative_tokens: int | None = None
+    """K, the deepest depth; None takes the trace's on replay, else 16 with prompt lookup and 8 with a draft
+    model. A policy of depths is for one K."""
     max_num_seqs: int = 16
     """Sequences that run at once; an agent each."""
     dtype: str = "bfloat16"

@@ -84,20 +84,18 @@ def train_universal(
     """Train on the training splits of all traces.
 
     Args:
-        traces: by name, of any models and drafters, with one K.
+        traces: by name, of any models, drafters and K; the policy's K is the largest.
         config: see `UniversalConfig`.
         command: how to do it again, for the card.
         progress: told the share done and what is going on.
 
     Raises:
-        ValueError: no traces, or different K.
+        ValueError: no traces.
     """
     config = config or UniversalConfig()
-    tops = {trace.info.max_num_speculative_tokens for trace in traces.values()}
-    if len(tops) != 1:
-        raise ValueError(
-            f"a universal policy needs traces of one max_num_speculative_tokens, got {sorted(tops)}."
-        )
+    if not traces:
+        raise ValueError("a universal policy needs at least one trace.")
+    card = _card(max(trace.info.max_num_speculative_tokens for trace in traces.values()))
     rng = np.random.default_rng(config.seed)
     model = _fit(traces, config, rng, progress)
     rule = CappedGreedyDepth(model, START)
@@ -114,9 +112,7 @@ def train_universal(
             load: int = load,
             machines: list[list[TrainingReplay]] = machines,
         ) -> float:
-            scheduler = LearnedScheduler(
-                offset_weights(rule, {load: values}, stops=True), _card(tops)
-            )
+            scheduler = LearnedScheduler(offset_weights(rule, {load: values}, stops=True), card)
             return float(
                 np.mean([np.log(one.throughput(scheduler, load)) for one in machines[step]])
             )
@@ -135,7 +131,7 @@ def train_universal(
         "loads": list(config.loads),
         "seed": config.seed,
     }
-    return LearnedScheduler(weights, replace(_card(tops), training=training))
+    return LearnedScheduler(weights, replace(card, training=training))
 
 
 def _fit(
@@ -150,27 +146,28 @@ def _fit(
     settings = replace(config.survival, seed=config.seed)
     inputs = tuple(dict.fromkeys(inputs_for("prompt-lookup") + inputs_for("draft-model")))
     card = SurvivalCard(model_pair=ANY, drafter=ANY)
-    top = next(iter(traces.values())).info.max_num_speculative_tokens
     progress(0.0, "replaying exploring schedules")
-    explored = _rows(traces, rng, exploring_behaviours(config.seed, top))
+    explored = _rows(traces, rng, lambda top: exploring_behaviours(config.seed, top))
     progress(0.1, "fitting")
     model = SurvivalModel(fit_survival(explored, inputs, settings).weights, card)
     progress(0.15, "replaying its own rule")
-    own = _rows(traces, rng, greedy_behaviours(model))
+    own = _rows(traces, rng, lambda _: greedy_behaviours(model))
     progress(0.25, "fitting again")
     rows = SurvivalRows.concatenate([explored, own])
     return SurvivalModel(fit_survival(rows, inputs, settings).weights, card)
 
 
 def _rows(
-    traces: Mapping[str, Trace], rng: np.random.Generator, behaviours: list[Behaviour]
+    traces: Mapping[str, Trace],
+    rng: np.random.Generator,
+    behaviours: Callable[[int], list[Behaviour]],
 ) -> SurvivalRows:
-    return SurvivalRows.concatenate(
-        [
-            collect_rows(trace, _cost(trace, rng), trace.rows("train"), behaviours)
-            for trace in traces.values()
-        ]
-    )
+    """Rows of all training splits, under the behaviours for the K of each."""
+    parts = []
+    for trace in traces.values():
+        chosen = behaviours(trace.info.max_num_speculative_tokens)
+        parts.append(collect_rows(trace, _cost(trace, rng), trace.rows("train"), chosen))
+    return SurvivalRows.concatenate(parts)
 
 
 def _machines(
@@ -196,11 +193,11 @@ def _cost(trace: Trace, rng: np.random.Generator) -> CostModel:
     return random_cost(rng, draft_model=trace.info.drafter == "draft-model")
 
 
-def _card(tops: set[int]) -> PolicyCard:
+def _card(top: int) -> PolicyCard:
     return PolicyCard(
         model_pair=ANY,
         drafter=ANY,
-        max_num_speculative_tokens=max(tops),
+        max_num_speculative_tokens=top,
         mask_depths=True,
         env_id=REPLAY_DECODE,
         git_sha=git_sha(),

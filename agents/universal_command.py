@@ -21,7 +21,7 @@ class Options(CommonOptions):
 
     Learns on the training split of several traces, at prices of machines drawn at random, and writes a
     policy folder. Where it runs it needs that machine's cost model, which "specdepth profile" measures
-    in a minute. It takes any target and drafter with the depth limit of the traces.
+    in a minute. It takes any target, drafter and depth limit.
 
     specdepth train-universal smollm2-prompt-lookup-greedy smollm2-eagle3-greedy --out runs/universal
     """
@@ -45,7 +45,7 @@ def run(options: Options, console: Console) -> None:
         ValueError: bad options, traces that cannot be read or do not go together, a place that cannot
             be written to.
     """
-    from specdepth.decoder.trace_files import load_trace
+    from specdepth.decoder.trace_files import load_traces
     from specdepth.scheduler.policy_file import save_policy
 
     from .offset_search import SearchConfig
@@ -56,20 +56,17 @@ def run(options: Options, console: Console) -> None:
 
     out = options.out or DEFAULT_FOLDER
     check_output_folder(out)
-    names = [Path(name).stem for name in options.traces]
-    if len(set(names)) < len(names):
-        raise ValueError(f"traces are told apart by file name, got {', '.join(names)}.")
     config = UniversalConfig(
         loads=options.loads,
         machines_per_step=options.machines_per_step,
         search=SearchConfig(iterations=options.iterations, num_requests=options.num_requests),
         seed=options.seed,
     )
-    traces = {name: load_trace(path) for name, path in zip(names, options.traces, strict=True)}
+    traces = load_traces(options.traces)
     set_up_torch(options.threads, options.seed)
     with console.progress("Training for many machines") as update:
         policy = train_universal(traces, config, command=command_line(), progress=update)
     save_policy(out, policy.weights, policy.card)
     write_atomically(out / CARD_FILE, render_card(policy.weights, policy.card, out))
     console.show(f"Policy: {out}")
-    console.finish({"folder": str(out), "traces": names, "seed": options.seed})
+    console.finish({"folder": str(out), "traces": list(traces), "seed": options.seed})

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 MAX_NUM_SPECULATIVE_TOKENS = 8
 
 
-def load_decoder(target: str, draft: Any = "prompt-lookup", **options: Any) -> SpeculativeDecoder:
+def load_decoder(
+    target: str,
+    draft: Any = "prompt-lookup",
+    max_num_speculative_tokens: int = MAX_NUM_SPECULATIVE_TOKENS,
+    **options: Any,
+) -> SpeculativeDecoder:
     """A decoder on the CPU in bf16 whose engine reads the thread's CPU time."""
     from specdepth.decoder.clock import ThreadClock
     from specdepth.decoder.speculative_decoder import SpeculativeDecoder
@@ -27,7 +32,7 @@ def load_decoder(target: str, draft: Any = "prompt-lookup", **options: Any) -> S
     return SpeculativeDecoder.from_pretrained(
         target,
         draft,
-        max_num_speculative_tokens=MAX_NUM_SPECULATIVE_TOKENS,
+        max_num_speculative_tokens=max_num_speculative_tokens,
         dtype="bfloat16",
         device="cpu",
         clock=ThreadClock(),

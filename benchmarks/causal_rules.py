@@ -131,9 +131,7 @@ def causal_rules(
     from specdepth.scheduler.baselines.tuned_table import tuned_table
 
     is_free = info.drafter == "prompt-lookup"
-    name = survival or shipped_survival_for(
-        info.model_pair, info.drafter, info.max_num_speculative_tokens
-    )
+    name = survival or shipped_survival_for(info.model_pair, info.drafter)
     name = name or ("match" if is_free else "confidence")
     estimator = make_survival(name, model_pair=info.model_pair, drafter=info.drafter)
     sweep = training.sweep(range(info.max_num_speculative_tokens + 1))
@@ -151,7 +149,7 @@ def causal_rules(
     chosen, _ = coordinate_search(
         training, lambda values: SpecDecPlusPlus(values["threshold"], estimator), THRESHOLDS
     )
-    shipped = fitting_rules(info, info.max_num_speculative_tokens) if survival is None else ()
+    shipped = fitting_rules(info) if survival is None else ()
     estimating = [rule for rule in WITH_SURVIVAL if not (is_free and rule == "blind-greedy")]
     simple = "match" if is_free else "confidence"
     # With prompt lookup stops between draft passes are the deepest fixed depth.

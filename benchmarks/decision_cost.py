@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from _measure import Printer, parse, result_line
-from _workload import MAX_NUM_SPECULATIVE_TOKENS, load_decoder, mixed_prompts, start
+from _workload import load_decoder, mixed_prompts, start
 
 if TYPE_CHECKING:
     from specdepth.scheduler.depth import DepthScheduler
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from specdepth.scheduler.state import Ints, RoundOutcome, RoundState
 
 NUM_SEQS = 32
+TOP = 16
+"""K of the shipped trace, rule and policy."""
+TOKENS_A_ROUND = 9
+"""Room for so many, and the pool holds them all: texts do not end before the rounds do."""
 RULE = "rule:smollm2-prompt-lookup-cpu-bf16"
 TRACE = "smollm2-prompt-lookup-greedy"
 COST = "cpu-smollm2-bf16"
@@ -45,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     printer = Printer(arguments.json_only)
     num_rounds = 16 if arguments.quick else 80
     num_loops = 10 if arguments.quick else 50
-    decoder = load_decoder(arguments.target, max_num_seqs=NUM_SEQS)
+    decoder = load_decoder(arguments.target, max_num_seqs=NUM_SEQS, max_num_speculative_tokens=TOP)
     prompts = mixed_prompts(decoder, NUM_SEQS, arguments.seed)
     scheduler = Observed(_policy(arguments, decoder.model_pair))
     engine = decoder.engine
-    start(engine, prompts, (num_rounds + 4) * (1 + MAX_NUM_SPECULATIVE_TOKENS))
+    start(engine, prompts, (num_rounds + 4) * TOKENS_A_ROUND)
     engine.set_scheduler(scheduler)
     outcomes = []
     for _ in range(num_rounds + 4):
@@ -125,8 +129,7 @@ def _policy(arguments: argparse.Namespace, model_pair: str) -> DepthScheduler:
 
     if arguments.policy is None:
         return random_policy(tuple(arguments.hidden), arguments.seed, model_pair)
-    top = MAX_NUM_SPECULATIVE_TOKENS
-    return make_scheduler(arguments.policy, drafter="prompt-lookup", max_num_speculative_tokens=top)
+    return make_scheduler(arguments.policy, drafter="prompt-lookup", max_num_speculative_tokens=TOP)
 
 
 def random_policy(hidden: tuple[int, ...], seed: int, model_pair: str) -> LearnedScheduler:
@@ -135,7 +138,7 @@ def random_policy(hidden: tuple[int, ...], seed: int, model_pair: str) -> Learne
     from specdepth.scheduler.policy_file import PolicyWeights
 
     rng = np.random.default_rng(seed)
-    sizes = (NUM_FEATURES, *hidden, MAX_NUM_SPECULATIVE_TOKENS + 1)
+    sizes = (NUM_FEATURES, *hidden, TOP + 1)
     weights = PolicyWeights(
         weights=tuple(
             (rng.standard_normal((after, before)) / before**0.5).astype(np.float32)
@@ -144,7 +147,7 @@ def random_policy(hidden: tuple[int, ...], seed: int, model_pair: str) -> Learne
         biases=tuple(np.zeros(after, np.float32) for after in sizes[1:]),
         mean=rng.random(NUM_FEATURES).astype(np.float32),
         inv_std=np.ones(NUM_FEATURES, np.float32),
-        depths=tuple(range(MAX_NUM_SPECULATIVE_TOKENS + 1)),
+        depths=tuple(range(TOP + 1)),
     )
     return _through_a_file(weights, model_pair)
 
@@ -167,7 +170,7 @@ def _through_a_file(weights: PolicyWeights, model_pair: str) -> LearnedScheduler
     card = PolicyCard(
         model_pair=model_pair,
         drafter="prompt-lookup",
-        max_num_speculative_tokens=MAX_NUM_SPECULATIVE_TOKENS,
+        max_num_speculative_tokens=TOP,
         mask_depths=True,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -183,9 +186,7 @@ def _replay(scheduler: DepthScheduler, num_requests: int) -> None:
     from specdepth.decoder.workload import ClosedLoop, Workload
     from specdepth.scheduler.cost_files import load_cost
 
-    config = EngineConfig(
-        max_num_seqs=NUM_SEQS, max_num_speculative_tokens=MAX_NUM_SPECULATIVE_TOKENS
-    )
+    config = EngineConfig(max_num_seqs=NUM_SEQS, max_num_speculative_tokens=TOP)
     decoder = ReplayDecoder(load_trace(TRACE), load_cost(COST), config)
     requests = decoder.requests()[:num_requests]
     workload = Workload(requests=requests, process=ClosedLoop.constant(NUM_SEQS))

@@ -188,7 +188,7 @@ def all_rules(
     return {
         SINGLE: FixedDepth(best_single_depth(sweep)),
         TABLE: tuned_table(sweep),
-        **make_all((f"greedy:{counting}", *default_rules(trace.info, top)), trace.info),
+        **make_all((f"greedy:{counting}", *default_rules(trace.info)), trace.info),
     }
 
 
@@ -197,7 +197,7 @@ def hand_made(rules: Iterable[str], info: TraceInfo) -> list[str]:
     from specdepth.agents.default_rules import fitting_rules
     from specdepth.scheduler.baselines.survival_names import shipped_survival_models
 
-    fitted = {*fitting_rules(info, info.max_num_speculative_tokens)}
+    fitted = {*fitting_rules(info)}
     models = shipped_survival_models()
     return [name for name in rules if name not in fitted and name.rpartition(":")[2] not in models]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from specdepth.checkpoints import shipped_names, shipped_path
@@ -42,6 +43,21 @@ def load_trace(name_or_path: str | os.PathLike[str]) -> Trace:
         )
     with shipped_path("traces", wanted, _SUFFIX) as shipped:
         return Trace.load(shipped)
+
+
+def load_traces(names: Sequence[str]) -> dict[str, Trace]:
+    """Load several traces, by the names that tell them apart: of files without folder and suffix.
+
+    Args:
+        names: each as `load_trace` takes it.
+
+    Raises:
+        ValueError: two of the same name; and see `load_trace`.
+    """
+    short = [Path(name).stem if Path(name).suffix == _SUFFIX else name for name in names]
+    if len(set(short)) < len(short):
+        raise ValueError(f"traces are told apart by file name, got {', '.join(short)}.")
+    return {one: load_trace(name) for one, name in zip(short, names, strict=True)}
 
 
 def check_trace(

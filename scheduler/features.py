@@ -34,16 +34,21 @@ def _one(name: str, unit: str, meaning: str, low: float = 0.0, high: float = 1.0
     return Feature(name, unit, low, high, meaning)
 
 
+UNIT_DEPTH = 8
+"""Depths are counted in so many tokens, whatever K is: one policy then reads engines of any K."""
+_TOKENS = f"of {UNIT_DEPTH} tokens"
+_FAR = 4.0
+"""Deeper depths are all one."""
 _LINEAR = (
     _one("acceptance", "fraction", "moving average of accepted / drafted; 0.5 before any"),
     _one("acceptance_slow", "fraction", "the same over about four times as many rounds"),
     _one("match_agreement", "fraction", "places of the matched n-gram that go on as proposed"),
     _one("match_in_output", "flag", "the proposal starts among the generated tokens"),
-    _one("last_depth", "of K", "tokens drafted in the previous round"),
-    _one("last_accepted", "of K", "tokens accepted in the last round that drafted"),
-    _one("proposal_length", "of K", "tokens on offer now"),
-    _one("max_depth", "of K", "deepest depth that can be honoured now"),
-    _one("remaining_near", "of K + 1", "tokens until the request's limit, while within one round"),
+    _one("last_depth", _TOKENS, "tokens drafted in the previous round", high=_FAR),
+    _one("last_accepted", _TOKENS, "tokens accepted in the last round that drafted", high=_FAR),
+    _one("proposal_length", _TOKENS, "tokens on offer now", high=_FAR),
+    _one("max_depth", _TOKENS, "deepest depth that can be honoured now", high=_FAR),
+    _one("remaining_near", _TOKENS, "tokens until the request's limit, while near", high=_FAR),
     _one("full_streak", "of 4 rounds", "consecutive rounds with everything accepted, 4 at most"),
     _one("last_match", "of 4 tokens", "length of the n-gram matched in the previous round"),
 )
@@ -68,7 +73,7 @@ _MATCH = (
     _one("match_3", "flag", "the proposal comes from an n-gram of 3"),
     _one("match_4_up", "flag", "the proposal comes from an n-gram of 4 or more"),
 )
-_AGREEMENT_DEPTHS = (1, 2, 3, 4, 6, 8)
+_AGREEMENT_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _AGREEMENT = tuple(
     _one(
         f"agreement_{depth}",
@@ -105,7 +110,7 @@ _ROUND = (
     _one("running_share", "of slots", "the same"),
     _one("waiting_share", "of slots", "requests that wait"),
     _one("kv_used", "fraction", "KV blocks in use"),
-    _one("kv_room", "of 4 rounds", "free KV for rounds in which all sequences draft K tokens"),
+    _one("kv_room", "of 4 rounds", "free KV for rounds in which all sequences draft 8 tokens"),
     _one("pass_tokens", "log2 of 4096", "tokens in the pass if nobody drafts"),
     _one("prefill_share", "fraction", "share of prompt tokens in them"),
     _one(
@@ -119,14 +124,14 @@ _ROUND = (
     _one(
         "verify_price_deep",
         "survival",
-        "the same, per token, if each sequence drafts K tokens",
+        "the same, per token, if each sequence drafts 8 tokens",
         low=-1.0,
         high=2.0,
     ),
     _one("draft_price", "of the pass", "time of one draft pass over all sequences", high=2.0),
     _one("batch_acceptance", "fraction", "mean `acceptance` of the running sequences"),
     _one("batch_offer_share", "fraction", "share of them with a proposal"),
-    _one("batch_last_depth", "of K", "mean `last_depth`"),
+    _one("batch_last_depth", _TOKENS, "mean `last_depth`", high=_FAR),
 )
 
 FEATURES: tuple[Feature, ...] = (
@@ -164,11 +169,10 @@ def feature_matrix(state: RoundState) -> NDArray[np.float32]:
     out = np.zeros((state.num_running, NUM_FEATURES), np.float32)
     if state.num_running == 0:
         return out
-    depth = 1.0 / max(state.max_num_speculative_tokens, 1)
-    _write_sequences(out, state, depth)
+    _write_sequences(out, state)
     if state.drafter == "draft-model":
         _write_draft(out, state)
-    _write_round(out, state, depth)
+    _write_round(out, state)
     np.copyto(out, 0.0, where=out != out)  # NaN is the one value that differs from itself
     # np.clip and ndarray.clip spend 3 microseconds on checks that these two do not
     np.maximum(out, LOW, out=out)
@@ -176,8 +180,7 @@ def feature_matrix(state: RoundState) -> NDArray[np.float32]:
     return out
 
 
-def _write_sequences(out: NDArray[np.float32], state: RoundState, depth: float) -> None:
-    near = 1.0 / (state.max_num_speculative_tokens + 1)
+def _write_sequences(out: NDArray[np.float32], state: RoundState) -> None:
     linear = np.array(
         (
             state.acceptance_ema,
@@ -194,8 +197,7 @@ def _write_sequences(out: NDArray[np.float32], state: RoundState, depth: float) 
         ),
         np.float64,
     )
-    linear[4:8] *= depth
-    linear[8] *= near
+    linear[4:9] *= 1.0 / UNIT_DEPTH
     linear[9:] *= 0.25
     out[:, :_AT_LOG] = linear.T
     counts = np.array(
@@ -247,15 +249,14 @@ def _write_draft(out: NDArray[np.float32], state: RoundState) -> None:
     out[:, at + 5] = means[2]
 
 
-def _write_round(out: NDArray[np.float32], state: RoundState, depth: float) -> None:
+def _write_round(out: NDArray[np.float32], state: RoundState) -> None:
     running, slots, cost = state.num_running, state.max_num_seqs, state.cost
-    deepest = max(state.max_num_speculative_tokens, 1)
     prefill = max(state.num_prefill_tokens, 0)
     context = max(state.num_context_tokens, 0)
     num_tokens = running + prefill
     pass_s = cost.pass_s(num_tokens, prefill, context)
     next_s = cost.pass_s(num_tokens + running, prefill, context)
-    deep_s = cost.pass_s(num_tokens + running * deepest, prefill, context)
+    deep_s = cost.pass_s(num_tokens + running * UNIT_DEPTH, prefill, context)
     draft_s = cost.draft_pass_s(running) if state.drafter == "draft-model" else 0.0
     load = sum(running >= first for first in _LOAD_STARTS) - 1
     out[:, _AT_LOAD + load] = 1.0
@@ -265,15 +266,15 @@ def _write_round(out: NDArray[np.float32], state: RoundState, depth: float) -> N
         running / slots,
         state.num_waiting / slots,
         state.kv_used_fraction,
-        state.num_free_blocks * state.block_size / (4.0 * running * (deepest + 1)),
+        state.num_free_blocks * state.block_size / (4.0 * running * (UNIT_DEPTH + 1)),
         _log2_of(num_tokens, 4096),
         prefill / num_tokens,
         next_s / pass_s - 1.0,
-        (deep_s / pass_s - 1.0) / deepest,
+        (deep_s / pass_s - 1.0) / UNIT_DEPTH,
         draft_s / pass_s,
         state.acceptance_ema.sum() / running,
         np.count_nonzero(state.proposal_length > 0) / running,
-        drafted_before.sum() * depth / running,
+        drafted_before.sum() / (UNIT_DEPTH * running),
     )
 
 

@@ -90,18 +90,20 @@ class LearnedScheduler:
             path: folder with `policy.safetensors` and `config.json`.
             model_pair: refuse a policy for another target and draft model; None takes any.
             drafter: refuse a policy for another kind of drafter; None takes any.
-            max_num_speculative_tokens: refuse a policy for another K; None takes any.
+            max_num_speculative_tokens: refuse a policy for another K; None takes any, and offsets fit
+                any: to them deeper tokens have no chance.
 
         Raises:
             ValueError: files that `read_policy` refuses, or a policy made for something else.
         """
         weights, card = read_policy(path)
+        offsets = weights.action == "offset"
         POLICY.check_fits(
             Path(path),
             {
                 "model pair": model_pair,
                 "drafter": drafter,
-                "max_num_speculative_tokens": max_num_speculative_tokens,
+                "max_num_speculative_tokens": None if offsets else max_num_speculative_tokens,
             },
             {
                 "model pair": card.model_pair,
@@ -140,14 +142,14 @@ class LearnedScheduler:
                 f"the policy was trained for the drafter {self.card.drafter}, the decoder has "
                 f"{state.drafter}; train one for it, or use the policy where it belongs."
             )
+        if self._rule is not None:
+            return self._rule.choose(state)
         if state.max_num_speculative_tokens != self.max_num_speculative_tokens:
             raise ValueError(
                 "the policy was trained for max_num_speculative_tokens "
                 f"{self.max_num_speculative_tokens}, the decoder has "
                 f"{state.max_num_speculative_tokens}; set the decoder's to the policy's."
             )
-        if self._rule is not None:
-            return self._rule.choose(state)
         rows, deepest = feature_matrix(state), state.max_depths
         together = self.weights.action == "batch" and state.num_running > 0
         if together:

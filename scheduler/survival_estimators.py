@@ -17,9 +17,15 @@ from .state import Floats, Ints, RoundOutcome, RoundState, SequenceHistory
 
 
 def within_depths(survival: Floats, state: RoundState) -> Floats:
-    """Return `survival` [R, K] with zeros beyond `state.max_depths`."""
-    columns = np.arange(survival.shape[1])
-    return np.where(columns < state.max_depths[:, None], survival, 0.0)
+    """Return `survival` with zeros beyond `state.max_depths`, as wide as the engine is deep: [R, K].
+
+    What says nothing of deeper tokens gives them no chance; what says more is cut.
+    """
+    deepest, columns = state.max_num_speculative_tokens, np.arange(survival.shape[1])
+    within = np.where(columns < state.max_depths[:, None], survival, 0.0)
+    if len(columns) < deepest:
+        return np.pad(within, ((0, 0), (0, deepest - len(columns))))
+    return within[:, :deepest]
 
 
 class EmaSurvival:

@@ -30,7 +30,8 @@ class SurvivalModel:
     """A `SurvivalEstimator` fitted on traces: the same for all sequences, and it learns no more.
 
     It reads columns of `feature_matrix`, so it never sees a token drafted in this round. Survival is
-    the running product of conditional acceptances, so it cannot rise with depth.
+    the running product of conditional acceptances, so it cannot rise with depth. In an engine that
+    drafts deeper than it was fitted for, deeper tokens have no chance.
 
     Args:
         weights: the network.
@@ -54,7 +55,6 @@ class SurvivalModel:
         *,
         model_pair: str | None = None,
         drafter: str | None = None,
-        max_num_speculative_tokens: int | None = None,
     ) -> SurvivalModel:
         """Load the model in the folder `path`.
 
@@ -62,7 +62,6 @@ class SurvivalModel:
             path: folder with `survival.safetensors` and `config.json`.
             model_pair: refuse a model for another target and draft model; None takes any.
             drafter: refuse a model for another kind of drafter; None takes any.
-            max_num_speculative_tokens: refuse a model for another K; None takes any.
 
         Raises:
             ValueError: files that `read_survival` refuses, or a model made for something else.
@@ -70,16 +69,8 @@ class SurvivalModel:
         weights, card = read_survival(path)
         SURVIVAL.check_fits(
             Path(path),
-            {
-                "model pair": model_pair,
-                "drafter": drafter,
-                "max_num_speculative_tokens": max_num_speculative_tokens,
-            },
-            {
-                "model pair": card.model_pair,
-                "drafter": card.drafter,
-                "max_num_speculative_tokens": weights.max_num_speculative_tokens,
-            },
+            {"model pair": model_pair, "drafter": drafter},
+            {"model pair": card.model_pair, "drafter": card.drafter},
         )
         return cls(weights, card)
 
@@ -103,18 +94,12 @@ class SurvivalModel:
         """Return the chance that the first j drafted tokens are all accepted, float64 [R, K].
 
         Raises:
-            ValueError: when the decoder's K or kind of drafter is not the model's.
+            ValueError: when the decoder's kind of drafter is not the model's.
         """
         if self.card.drafter not in (state.drafter, ANY):
             raise ValueError(
                 f"the survival model was fitted for the drafter {self.card.drafter}, the decoder has "
                 f"{state.drafter}; fit one for it, or use the model where it belongs."
-            )
-        if state.max_num_speculative_tokens != self.max_num_speculative_tokens:
-            raise ValueError(
-                "the survival model was fitted for max_num_speculative_tokens "
-                f"{self.max_num_speculative_tokens}, the decoder has "
-                f"{state.max_num_speculative_tokens}; set the decoder's to the model's."
             )
         chance = self.conditional_acceptance(feature_matrix(state))
         survival: Floats = np.multiply.accumulate(chance, axis=1, dtype=np.float64)

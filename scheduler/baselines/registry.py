@@ -134,17 +134,14 @@ def make_scheduler(
         name: kind, and after a colon its setting.
         model_pair: refuse a policy or survival model that was made for another pair.
         drafter: refuse one that was made for another drafter.
-        max_num_speculative_tokens: K; refuse one for another K, or a deeper fixed depth.
+        max_num_speculative_tokens: K; refuse a policy for another K, or a deeper fixed depth.
 
     Raises:
         ValueError: an unknown name, a wrong setting, or a policy that does not fit.
     """
     kind, _, setting = name.partition(":")
-    fits: dict[str, Any] = {
-        "model_pair": model_pair,
-        "drafter": drafter,
-        "max_num_speculative_tokens": max_num_speculative_tokens,
-    }
+    made_for: dict[str, Any] = {"model_pair": model_pair, "drafter": drafter}
+    fits = made_for | {"max_num_speculative_tokens": max_num_speculative_tokens}
     if name in _PLAIN:
         return _PLAIN[name]()
     if kind == "fixed":
@@ -161,13 +158,13 @@ def make_scheduler(
         make = _WITH_NUMBER[kind]
         return make(_number(name, setting)) if setting else make()
     if kind in _WITH_SURVIVAL and setting:
-        return _WITH_SURVIVAL[kind](make_survival(setting, **fits))
+        return _WITH_SURVIVAL[kind](make_survival(setting, **made_for))
     if kind == "shrunk" and setting:
-        return _shrunk(name, setting, fits)
+        return _shrunk(name, setting, made_for)
     if kind == "specdec++":
-        return _specdec(name, setting, fits)
+        return _specdec(name, setting, made_for)
     if kind == "rule" and setting:
-        return load_greedy(setting, **fits)
+        return load_greedy(setting, **made_for)
     if kind == "guarded" and setting:
         return _guarded(setting, fits)
     folder = setting if kind == "policy" else name
@@ -190,20 +187,20 @@ def _fixed(depth: int, top: int | None) -> FixedDepth:
     return FixedDepth(depth)
 
 
-def _shrunk(name: str, setting: str, fits: dict[str, Any]) -> CappedGreedyDepth:
+def _shrunk(name: str, setting: str, made_for: dict[str, Any]) -> CappedGreedyDepth:
     survival, *numbers = setting.split(":")
     if len(numbers) > 3:
         raise ValueError(f'"{name}": expected at most a pull, an exponent and a price.')
     values = [_number(name, number) for number in numbers]
     chosen = dict(zip(("pull", "exponent", "price"), values, strict=False))
-    return CappedGreedyDepth(make_survival(survival, **fits), Shrinkage(**chosen))
+    return CappedGreedyDepth(make_survival(survival, **made_for), Shrinkage(**chosen))
 
 
-def _specdec(name: str, setting: str, fits: dict[str, Any]) -> SpecDecPlusPlus:
+def _specdec(name: str, setting: str, made_for: dict[str, Any]) -> SpecDecPlusPlus:
     if not setting:
         return SpecDecPlusPlus()
     number, _, survival = setting.partition(":")
-    estimator = make_survival(survival, **fits) if survival else None
+    estimator = make_survival(survival, **made_for) if survival else None
     return SpecDecPlusPlus(_number(name, number), estimator)
 
 

@@ -28,18 +28,11 @@ def shipped_survival_models() -> tuple[str, ...]:
     return shipped_names("survival")
 
 
-def shipped_survival_for(
-    model_pair: str, drafter: str, max_num_speculative_tokens: int
-) -> str | None:
-    """Name of a shipped model that was fitted for this pair, drafter and K; None if there is none."""
+def shipped_survival_for(model_pair: str, drafter: str) -> str | None:
+    """Name of a shipped model that was fitted for this pair and drafter; None if there is none."""
     for name in shipped_survival_models():
         try:
-            make_survival(
-                name,
-                model_pair=model_pair,
-                drafter=drafter,
-                max_num_speculative_tokens=max_num_speculative_tokens,
-            )
+            make_survival(name, model_pair=model_pair, drafter=drafter)
         except ValueError:
             continue
         return name
@@ -47,11 +40,7 @@ def shipped_survival_for(
 
 
 def make_survival(
-    name: str,
-    *,
-    model_pair: str | None = None,
-    drafter: str | None = None,
-    max_num_speculative_tokens: int | None = None,
+    name: str, *, model_pair: str | None = None, drafter: str | None = None
 ) -> SurvivalEstimator:
     """Return the estimator that `name` means: one of `SIMPLE`, a shipped model, or a model's folder.
 
@@ -59,7 +48,6 @@ def make_survival(
         name: of the estimator.
         model_pair: refuse a model that was fitted for another pair.
         drafter: refuse a model that was fitted for another drafter.
-        max_num_speculative_tokens: K; refuse a model for another K.
 
     Raises:
         ValueError: an unknown name, or a model that does not fit.
@@ -69,12 +57,7 @@ def make_survival(
     from specdepth.scheduler.survival_model import SurvivalModel  # the others need no safetensors
 
     def load(path: Path) -> SurvivalModel:
-        return SurvivalModel.load(
-            path,
-            model_pair=model_pair,
-            drafter=drafter,
-            max_num_speculative_tokens=max_num_speculative_tokens,
-        )
+        return SurvivalModel.load(path, model_pair=model_pair, drafter=drafter)
 
     shipped = shipped_survival_models()
     if name in shipped:

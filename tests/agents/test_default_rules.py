@@ -14,7 +14,7 @@ def info(drafter: DrafterKind, pair: str = "made + made") -> TraceInfo:
 
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model"])
 def test_every_rule_can_be_made_for_the_trace(drafter: DrafterKind) -> None:
-    names = default_rules(info(drafter), 4)
+    names = default_rules(info(drafter))
     assert len(set(names)) == len(names) > 15
     for name in names:
         make_scheduler(
@@ -23,10 +23,10 @@ def test_every_rule_can_be_made_for_the_trace(drafter: DrafterKind) -> None:
 
 
 def test_stops_between_draft_passes_need_a_draft_model() -> None:
-    assert not set(STOPS) & set(default_rules(info("prompt-lookup"), 4))
-    assert set(STOPS) <= set(default_rules(info("draft-model"), 4))
+    assert not set(STOPS) & set(default_rules(info("prompt-lookup")))
+    assert set(STOPS) <= set(default_rules(info("draft-model")))
 
 
 def test_a_pair_without_a_fitted_model_takes_an_estimator_that_learns() -> None:
-    assert "greedy:match" in default_rules(info("prompt-lookup"), 4)
-    assert "greedy:confidence" in default_rules(info("draft-model"), 4)
+    assert "greedy:match" in default_rules(info("prompt-lookup"))
+    assert "greedy:confidence" in default_rules(info("draft-model"))

@@ -42,17 +42,17 @@ def test_only_loads_that_can_be_short_of_memory_are_searched(
 def test_it_adds_a_unit_that_sees_memory_alone_and_is_faster_on_its_replays() -> None:
     trace = toy_trace()
     config = SearchConfig(iterations=2, pairs=2, num_requests=6, num_replays=1)
-    weights = search_pressure(trace, COST, POLICY, (4,), (0.6,), config)
+    weights = search_pressure(trace, COST, POLICY, (4,), (0.4,), config)
     units = POLICY.weights.layer_sizes[1]
     np.testing.assert_array_equal(weights.weights[0][:units], POLICY.weights.weights[0])
     np.testing.assert_array_equal(weights.weights[1][:, :units], POLICY.weights.weights[1])
     (row,) = weights.weights[0][units:]
     assert [FEATURE_NAMES[column] for column in np.flatnonzero(row)] == ["kv_room"]
-    engine = scarce_pool(trace, 4, 0.6)
+    engine = scarce_pool(trace, 4, 0.4)
     replay = TrainingReplay(trace, COST, [4], num_requests=6, config=engine)
     seeing = replay.throughput(LearnedScheduler(weights, CARD), 4)
     assert seeing > replay.throughput(POLICY, 4)
-    again = search_pressure(trace, COST, POLICY, (4,), (0.6,), config)
+    again = search_pressure(trace, COST, POLICY, (4,), (0.4,), config)
     for one, other in zip(weights.weights, again.weights, strict=True):
         np.testing.assert_array_equal(one, other)
 

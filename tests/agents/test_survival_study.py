@@ -176,7 +176,7 @@ def test_the_command_writes_a_model_that_loads_a_card_and_a_figure(tmp_path: Pat
         ({"traces": (Path("a/x.npz"), Path("b/x.npz"))}, "told apart by file name, got x, x"),
         ({"num_steps": 0}, "num_steps must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"traces": (Path("nowhere.npz"),)}, "cannot read trace nowhere.npz"),
+        ({"traces": (Path("nowhere.npz"),)}, "no trace .nowhere.npz."),
     ],
 )
 def test_bad_options_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

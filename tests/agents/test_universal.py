@@ -92,13 +92,21 @@ def test_held_out_requests_do_not_matter() -> None:
         np.testing.assert_array_equal(first, second)
 
 
-def test_traces_of_different_depths_and_bad_loads_are_refused() -> None:
+def test_one_policy_learns_from_traces_of_different_depths() -> None:
     trace = make_trace(20, 20)
     info = replace(trace.info, max_num_speculative_tokens=DEPTH + 1)
     agreement = np.pad(trace.agreement, ((0, 0), (0, 1)))
     deeper = replace(trace, info=info, agreement=agreement)
-    with pytest.raises(ValueError, match=r"one max_num_speculative_tokens, got \[4, 5\]"):
-        train_universal({"a": trace, "b": deeper}, QUICK)
+    policy = train_universal({"a": trace, "b": deeper}, QUICK)
+    assert policy.max_num_speculative_tokens == DEPTH + 1
+    free = CostModel.linear(knee=512)
+    for one in (trace, deeper):
+        assert served(one, free, policy).metrics.mean_depth > 2
+
+
+def test_no_traces_and_bad_loads_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one trace"):
+        train_universal({}, QUICK)
     with pytest.raises(ValueError, match="loads must be out of"):
         UniversalConfig(loads=(3,))
     with pytest.raises(ValueError, match="machines_per_step"):

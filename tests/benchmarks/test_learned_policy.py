@@ -97,7 +97,7 @@ def test_rules_over_a_fitted_model_are_not_hand_made() -> None:
     from specdepth.decoder.trace_files import load_trace
 
     info = load_trace("default").info
-    names = default_rules(info, 8)
+    names = default_rules(info)
     rest = set(names) - set(hand_made(names, info))
     assert {"rule:smollm2-prompt-lookup-cpu-bf16", "greedy:smollm2-prompt-lookup"} < rest
     assert all("smollm2" in name for name in rest)

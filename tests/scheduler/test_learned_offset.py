@@ -44,6 +44,17 @@ def test_survival_is_the_product_of_the_positions_chances(make_state: Any) -> No
     np.testing.assert_allclose(survival, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("depth", [4, 12])
+def test_offsets_fit_an_engine_of_any_depth(
+    offsets: PolicyWeights, make_card: Any, make_state: Any, depth: int
+) -> None:
+    """Tokens that they know nothing of have no chance, so nobody drafts them."""
+    policy = LearnedScheduler(offsets, make_card())
+    cheap = CostModel(name="free", tokens=(1, 1000), verify_s=(1.0, 1.0))
+    depths = policy.choose(make_state(5, depth=depth, cost=cheap))
+    assert depths.tolist() == [min(depth, 8)] * 5
+
+
 def test_huge_logits_are_certainties(make_state: Any) -> None:
     logits = np.full((1, 8), 1e6, np.float32)
     logits[0, 4:] = -1e6

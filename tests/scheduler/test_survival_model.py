@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import specdepth.checkpoints
 from specdepth.scheduler.features import FEATURE_NAMES, feature_matrix
+from specdepth.scheduler.state import Floats
 from specdepth.scheduler.survival_model import (
     SurvivalCard,
     SurvivalModel,
@@ -119,9 +120,22 @@ def test_another_drafter_is_refused(make_state: Any) -> None:
         build_model().survival(make_state(2, drafter="draft-model"))
 
 
-def test_another_depth_limit_is_refused(make_state: Any) -> None:
-    with pytest.raises(ValueError, match="max_num_speculative_tokens 8, the decoder has 4"):
-        build_model().survival(make_state(2, depth=4))
+@pytest.mark.parametrize("depth", [4, 12])
+def test_an_engine_of_another_depth_reads_what_both_know(make_state: Any, depth: int) -> None:
+    """The depth is no input, and what the model says nothing of has no chance."""
+    both = min(depth, 8)
+    seen = {"proposal_length": np.full(2, both), "max_depths": np.full(2, both)}
+
+    def survival_at(top: int) -> Floats:
+        state = make_state(
+            2, depth=top, agreement=np.full((2, top), 0.5), last_depth=np.full(2, 4), **seen
+        )
+        return build_model().survival(state)
+
+    survival, own = survival_at(depth), survival_at(8)
+    assert survival.shape == (2, depth)
+    np.testing.assert_array_equal(survival[:, :both], own[:, :both])
+    assert not survival[:, both:].any()
 
 
 def test_a_round_teaches_it_nothing(make_state: Any, make_outcome: Any) -> None:
@@ -141,7 +155,6 @@ def test_a_loaded_model_estimates_as_the_one_that_was_saved(
         tmp_path,
         model_pair="target + prompt-lookup",
         drafter="prompt-lookup",
-        max_num_speculative_tokens=8,
     )
     np.testing.assert_array_equal(loaded.survival(state), model.survival(state))
 
@@ -151,7 +164,6 @@ def test_a_loaded_model_estimates_as_the_one_that_was_saved(
     [
         ({"model_pair": "other"}, "model pair target [+] prompt-lookup, not other"),
         ({"drafter": "draft-model"}, "drafter prompt-lookup, not draft-model"),
-        ({"max_num_speculative_tokens": 5}, "max_num_speculative_tokens 8, not 5"),
     ],
 )
 def test_a_model_for_something_else_is_refused_when_loaded(
@@ -169,7 +181,7 @@ def test_a_model_for_something_else_is_refused_when_loaded(
 @pytest.fixture(scope="module")
 def shipped() -> SurvivalModel:
     folder = Path(specdepth.checkpoints.__file__).parent / "survival" / "smollm2-prompt-lookup"
-    return SurvivalModel.load(folder, drafter="prompt-lookup", max_num_speculative_tokens=8)
+    return SurvivalModel.load(folder, drafter="prompt-lookup")
 
 
 def test_the_shipped_model_never_falls_with_match_length_agreement_or_past_acceptance(

@@ -42,9 +42,11 @@ def test_shipped_rules_load(name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped_survival_models())
 def test_shipped_survival_models_load_under_the_default_pair(name: str) -> None:
-    assert make_survival(name, max_num_speculative_tokens=8).survival is not None
+    drafter = name.removeprefix("smollm2-") if "prompt-lookup" in name else name
+    model_pair = f"SmolLM2-135M-Instruct+{drafter}"
+    assert make_survival(name, model_pair=model_pair).survival is not None
     with pytest.raises(ValueError, match="fitted for"):
-        make_survival(name, max_num_speculative_tokens=3)
+        make_survival(name, model_pair="another")
 
 
 def test_settings_reach_their_rule() -> None:
