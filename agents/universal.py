@@ -43,6 +43,12 @@ from .survival_rows import (
 
 START = {1: Shrinkage(price=1.25), 2: Shrinkage(pull=0.2, price=1.25)}
 """Shrinkage that the search starts at: about what tuning gives on one machine."""
+CHECKS, CHECK_REQUESTS = 6, 96
+"""Machines, and requests of each, on which what the search found for a load must be faster than its start. A
+short search sees few machines, and may follow their luck."""
+CHECKS = 6
+"""Machines, besides those of the search, on which what it found for a load must be faster than its start."""
+CHECK_REQUESTS = 96
 
 Progress = Callable[[float, str], None]
 
@@ -59,7 +65,9 @@ class UniversalConfig:
     """Concurrent requests to search at; 1 to 32, each once."""
     machines_per_step: int = 2
     """Machines, each with a trace and requests of its own, that a sample is scored on."""
-    survival: SurvivalFitConfig = field(default_factory=lambda: SurvivalFitConfig(hidden_units=32))
+    survival: SurvivalFitConfig = field(
+        default_factory=lambda: SurvivalFitConfig(hidden_units=48, num_steps=8000)
+    )
     search: SearchConfig = field(
         default_factory=lambda: SearchConfig(iterations=16, num_requests=64)
     )
@@ -102,26 +110,30 @@ def train_universal(
     settings = replace(config.search, seed=config.seed)
     found: dict[int, Floats] = {}
     for number, load in enumerate(config.loads):
+        # All are drawn before the search, so that its samples do not change them.
         machines = [
-            _machines(traces, load, config, rng) for _ in range(settings.iterations)
-        ]  # all are drawn before the search, so that its samples do not change them
+            _machines(traces, load, config.machines_per_step, settings.num_requests, rng)
+            for _ in range(settings.iterations)
+        ]
+        others = _machines(traces, load, CHECKS, max(settings.num_requests, CHECK_REQUESTS), rng)
+
+        def log_throughput(values: Floats, on: list[TrainingReplay], load: int = load) -> float:
+            weights = offset_weights(rule, {load: values}, stops=True)
+            scheduler = LearnedScheduler(weights, card)
+            return float(np.mean([np.log(one.throughput(scheduler, load)) for one in on]))
 
         def score(
-            values: Floats,
-            step: int,
-            load: int = load,
-            machines: list[list[TrainingReplay]] = machines,
+            values: Floats, step: int, machines: list[list[TrainingReplay]] = machines
         ) -> float:
-            scheduler = LearnedScheduler(offset_weights(rule, {load: values}, stops=True), card)
-            return float(
-                np.mean([np.log(one.throughput(scheduler, load)) for one in machines[step]])
-            )
+            return log_throughput(values, machines[step])
 
         def report(share: float, number: int = number, load: int = load) -> None:
             done = (number + share) / len(config.loads)
             progress(0.3 + 0.7 * done, f"searching at load {load}")
 
-        found[load] = ascend(score, settings, config.seed + load, report)
+        values = ascend(score, settings, config.seed + load, report)
+        start = np.zeros_like(values)
+        found[load] = max((start, values), key=lambda one: log_throughput(one, others))
     weights = offset_weights(rule, found, stops=True)
     training = {
         "command": command,
@@ -171,18 +183,22 @@ def _rows(
 
 
 def _machines(
-    traces: Mapping[str, Trace], load: int, config: UniversalConfig, rng: np.random.Generator
+    traces: Mapping[str, Trace],
+    load: int,
+    count: int,
+    num_requests: int,
+    rng: np.random.Generator,
 ) -> list[TrainingReplay]:
-    """Machines of one step: traces in turn, at prices and with requests of their own."""
+    """Some machines: traces in turn, at prices and with requests of their own."""
     named = list(traces.values())
     first = int(rng.integers(len(named)))
-    chosen = [named[(first + i) % len(named)] for i in range(config.machines_per_step)]
+    chosen = [named[(first + i) % len(named)] for i in range(count)]
     return [
         TrainingReplay(
             trace,
             _cost(trace, rng),
             [load],
-            num_requests=config.search.num_requests,
+            num_requests=num_requests,
             seed=int(rng.integers(2**31)),
         )
         for trace in chosen

@@ -2,7 +2,9 @@
 
 Blocks of requests are served by the real decoder, the policies in rotating order, and then by replay of
 the shipped trace under the cost model. Ratios are of throughput to decoding without speculation, at equal
-work, with intervals over requests as in `specdepth evaluate`.
+work, with intervals over requests as in `specdepth evaluate`. Text is sampled as it was recorded, with the
+drafter of the trace; `--verification rejection` decodes under that rule what was recorded under coupled
+noise: texts then differ from policy to policy, and requests may end elsewhere.
 
 Keys: `ratios`, load to policy to its speedup `live` with its `interval`, in `replay`, and whether that lies
 inside; `agree`, share of all that do; `bias`, load to replay's predicted over the measured seconds, all
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,9 +50,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     printer = Printer(arguments.json_only)
     trace = load_trace(arguments.trace)
     blocks = {1: 2} if arguments.quick else BLOCKS
-    live = load_decoder(arguments.target, max_num_seqs=max(blocks))
+    info, top = trace.info, trace.info.max_num_speculative_tokens
+    live = load_decoder(
+        arguments.target,
+        "prompt-lookup" if info.drafter == "prompt-lookup" else info.model_pair.partition("+")[2],
+        top,
+        max_num_seqs=max(blocks),
+        verification=arguments.verification or info.verification,
+    )
     live.engine.clock = live.runner.clock = ThreadClock()
-    top = trace.info.max_num_speculative_tokens
     config = EngineConfig(max_num_seqs=max(blocks), max_num_speculative_tokens=top)
     replay = ReplayDecoder(trace, load_cost(arguments.cost), config)
     live.engine.cost = replay.engine.cost
@@ -57,10 +66,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     by_id = {prompt.id: prompt for prompt in load_prompts()}
     rows = np.random.default_rng(arguments.seed).permutation(trace.rows("held-out"))
     prompts = [by_id[trace.ids[row]] for row in rows]
-    sampling = SamplingParams(max_new_tokens=arguments.new_tokens)
+    sampling = SamplingParams(
+        max_new_tokens=arguments.new_tokens,
+        temperature=info.temperature,
+        top_k=info.top_k,
+        top_p=info.top_p,
+    )
     requests = [
-        WorkloadRequest(prompt_token_ids=tuple(tokens), sampling=sampling)
-        for tokens in rendered(live, prompts)
+        WorkloadRequest(prompt_token_ids=tuple(tokens), sampling=replace(sampling, seed=int(row)))
+        for row, tokens in zip(rows, rendered(live, prompts), strict=True)
     ]
     replayed = replay.requests(rows, arguments.new_tokens)
 
@@ -70,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return serve(decoder.engine, workload, policies[name])
 
     for load in blocks:  # warm up
-        run(live, "fixed:8" if "fixed:8" in policies else OFF, load, requests[-2 * load :])
+        run(live, [*policies][-1], load, requests[-2 * load :])
     deadline = time.monotonic() + 60 * arguments.minutes
     runs = {load: (LoadRuns(tuple(policies)), LoadRuns(tuple(policies))) for load in blocks}
     at = dict.fromkeys(blocks, 0)
@@ -118,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "bias": bias,
         "num_requests": at,
         "new_tokens": arguments.new_tokens,
+        "verification": live.config.verification,
         "cost_model": replay.engine.cost.name,
     }
     printer.result(result_line("live_confirmation", arguments, sum(at.values()), values))
@@ -126,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", default="default", help="trace of the target, file or name")
     parser.add_argument("--cost", default="cpu-smollm2-bf16", help="cost model, file or name")
+    parser.add_argument("--verification", choices=("greedy", "coupled", "rejection"))
     parser.add_argument("--minutes", type=float, default=10.0, help="wall time, about")
     parser.add_argument("--new-tokens", type=int, default=NUM_TOKENS)
     parser.add_argument("--policies", nargs="*", default=list(POLICIES), help="by name")

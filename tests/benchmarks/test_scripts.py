@@ -80,7 +80,7 @@ def test_decision_cost(script: Script) -> None:
     assert found["num_seqs"] == 32
     assert 0 < found["offset_microseconds"] <= found["offset_microseconds_p95"]
     assert len(found["offset_layer_sizes"]) == 3
-    assert found["offset_layer_sizes"][-1] == 8
+    assert found["offset_layer_sizes"][-1] == 16
 
 
 def test_decision_cost_of_a_named_policy(script: Script) -> None:
@@ -160,9 +160,21 @@ def test_cost_model_error(script: Script) -> None:
     assert 0 <= found["median"] <= found["p95"]
 
 
-def test_live_confirmation(script: Script) -> None:
+@pytest.mark.parametrize(
+    ("trace", "options", "verification"),
+    [
+        ("smollm2-prompt-lookup-greedy", (), "greedy"),
+        ("smollm2-prompt-lookup-t0.7", (), "coupled"),
+        ("smollm2-prompt-lookup-t0.7", ("--verification", "rejection"), "rejection"),
+    ],
+)
+def test_live_confirmation(
+    script: Script, trace: str, options: tuple[str, ...], verification: str
+) -> None:
     names = ("fixed:2", "ema-greedy")
-    found = script("live_confirmation", "--minutes", "0", "--new-tokens", "4", "--policies", *names)
+    few = ("--minutes", "0", "--new-tokens", "4", "--trace", trace)
+    found = script("live_confirmation", *few, *options, "--policies", *names)
+    assert found["verification"] == verification
     assert 0 <= found["agree"] <= 1
     assert set(found["ratios"]) == {"1"}
     for name in names:
