@@ -13,7 +13,7 @@ from specdepth.agents.train import make_model
 from specdepth.agents.train_config import PPOConfig
 from specdepth.envs.decode_env import LiveDecodeEnv
 from specdepth.envs.observation import ROW_HIGH, ROW_LOW
-from specdepth.scheduler.features import HIGH, LOW, NUM_FEATURES
+from specdepth.scheduler.features import HIGH, LOW, NUM_FEATURES, UNIT_DEPTH
 from specdepth.scheduler.learned import LearnedScheduler, PolicyCard
 from tests.agents.toy_training import toy_vec_env
 from tests.envs.toy import toy_decoder, toy_prompts
@@ -42,7 +42,7 @@ def extreme_observations(count: int = 4096) -> Any:
     rows[2::64] = HIGH
     rows[3::64] = 0
     rows = np.concatenate([np.ones((count, 1)), rows], 1).astype(np.float32)
-    rows[:, MAX_DEPTH_COLUMN] = rng.integers(0, K + 1, count) / K
+    rows[:, MAX_DEPTH_COLUMN] = rng.integers(0, K + 1, count) / UNIT_DEPTH
     return rows
 
 
@@ -62,7 +62,7 @@ def exported_depths(folder: Path, rows: Any) -> Any:
     """What `LearnedScheduler.choose` does for states with these features."""
     scheduler = LearnedScheduler.load(folder, max_num_speculative_tokens=K)
     scores = scheduler.scores(rows[:, 1:])
-    deepest = np.round(rows[:, MAX_DEPTH_COLUMN, None] * K)
+    deepest = np.round(rows[:, MAX_DEPTH_COLUMN, None] * UNIT_DEPTH)
     return np.where(np.arange(K + 1) > deepest, -np.inf, scores).argmax(1)
 
 

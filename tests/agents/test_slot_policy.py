@@ -10,17 +10,17 @@ from gymnasium import spaces
 from specdepth.agents.feature_groups import feature_mask
 from specdepth.agents.slot_policy import CLIP, MAX_DEPTH_COLUMN, MIN_STD, SlotFeatures, SlotPolicy
 from specdepth.envs.observation import ROW_HIGH, ROW_LOW
-from specdepth.scheduler.features import HIGH, LOW, NUM_FEATURES
+from specdepth.scheduler.features import HIGH, LOW, NUM_FEATURES, UNIT_DEPTH
 
 SPACE = spaces.Box(ROW_LOW, ROW_HIGH)
 K = 4
 
 
-def make_policy(**arguments: Any) -> SlotPolicy:
+def make_policy(depth: int = K, **arguments: Any) -> SlotPolicy:
     torch.manual_seed(0)
     return SlotPolicy(
         SPACE,
-        spaces.Discrete(K + 1),
+        spaces.Discrete(depth + 1),
         lambda _: 1e-3,
         features_extractor_class=SlotFeatures,
         **arguments,
@@ -31,17 +31,25 @@ def observations(count: int, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     rows = rng.uniform(LOW, HIGH, (count, NUM_FEATURES))
     rows = np.concatenate([np.ones((count, 1)), rows], 1).astype(np.float32)
-    rows[:, MAX_DEPTH_COLUMN] = rng.integers(0, K + 1, count) / K
+    rows[:, MAX_DEPTH_COLUMN] = rng.integers(0, K + 1, count) / UNIT_DEPTH
     return rows
 
 
 def test_depths_that_cannot_be_honoured_are_never_drawn() -> None:
     policy, rows = make_policy(), observations(500)
     actions, _, _ = policy(torch.from_numpy(rows))
-    assert (actions.numpy() <= np.round(rows[:, MAX_DEPTH_COLUMN] * K)).all()
+    assert (actions.numpy() <= np.round(rows[:, MAX_DEPTH_COLUMN] * UNIT_DEPTH)).all()
     deepest, _ = policy.predict(rows, deterministic=True)
-    assert (deepest <= np.round(rows[:, MAX_DEPTH_COLUMN] * K)).all()
+    assert (deepest <= np.round(rows[:, MAX_DEPTH_COLUMN] * UNIT_DEPTH)).all()
     assert len(np.unique(actions.numpy())) == K + 1
+
+
+def test_a_feature_at_its_bound_excludes_no_depth() -> None:
+    """It counts no further, and the engine clips."""
+    policy = make_policy(depth=40)
+    rows = observations(2)
+    rows[:, MAX_DEPTH_COLUMN] = (31 / UNIT_DEPTH, HIGH[MAX_DEPTH_COLUMN - 1])
+    assert policy.allowed(torch.from_numpy(rows)).sum(1).tolist() == [32, 41]
 
 
 def test_without_a_choice_a_row_has_no_say_in_the_policy_loss() -> None:
