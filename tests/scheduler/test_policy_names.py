@@ -72,8 +72,14 @@ def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_policy_of_another_pair_is_refused() -> None:
     with pytest.raises(ValueError, match="trained for model pair"):
         find_policy("smollm2-eagle3-cpu-bf16", model_pair="a + b")
-    with pytest.raises(ValueError, match="trained for max_num_speculative_tokens 8"):
-        find_policy(UNIVERSAL, max_num_speculative_tokens=4)
+
+
+def test_a_policy_of_depths_is_for_one_limit_and_offsets_for_any(tmp_path: Path) -> None:
+    save_constant(tmp_path, 2)
+    top = find_policy(tmp_path).max_num_speculative_tokens
+    with pytest.raises(ValueError, match=f"trained for max_num_speculative_tokens {top}"):
+        find_policy(tmp_path, max_num_speculative_tokens=top - 1)
+    assert find_policy(UNIVERSAL, max_num_speculative_tokens=4).max_num_speculative_tokens == 16
 
 
 def test_the_universal_policy_reads_prices() -> None:
