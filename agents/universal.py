@@ -43,12 +43,9 @@ from .survival_rows import (
 
 START = {1: Shrinkage(price=1.25), 2: Shrinkage(pull=0.2, price=1.25)}
 """Shrinkage that the search starts at: about what tuning gives on one machine."""
-CHECKS, CHECK_REQUESTS = 6, 96
-"""Machines, and requests of each, on which what the search found for a load must be faster than its start. A
-short search sees few machines, and may follow their luck."""
-CHECKS = 6
-"""Machines, besides those of the search, on which what it found for a load must be faster than its start."""
-CHECK_REQUESTS = 96
+CHECKS, CHECK_REQUESTS = 3, 96
+"""Machines of each trace, and requests of each, on which what the search found for a load must be faster
+than its start with every trace. A short search sees few machines, and may follow their luck."""
 
 Progress = Callable[[float, str], None]
 
@@ -115,7 +112,9 @@ def train_universal(
             _machines(traces, load, config.machines_per_step, settings.num_requests, rng)
             for _ in range(settings.iterations)
         ]
-        others = _machines(traces, load, CHECKS, max(settings.num_requests, CHECK_REQUESTS), rng)
+        others = _machines(
+            traces, load, CHECKS * len(traces), max(settings.num_requests, CHECK_REQUESTS), rng
+        )
 
         def log_throughput(values: Floats, on: list[TrainingReplay], load: int = load) -> float:
             weights = offset_weights(rule, {load: values}, stops=True)
@@ -132,8 +131,13 @@ def train_universal(
             progress(0.3 + 0.7 * done, f"searching at load {load}")
 
         values = ascend(score, settings, config.seed + load, report)
-        start = np.zeros_like(values)
-        found[load] = max((start, values), key=lambda one: log_throughput(one, others))
+        start, num_traces = np.zeros_like(values), len(traces)
+        gains = [
+            log_throughput(values, others[one::num_traces])
+            - log_throughput(start, others[one::num_traces])
+            for one in range(num_traces)
+        ]
+        found[load] = values if min(gains) > 0 else start
     weights = offset_weights(rule, found, stops=True)
     training = {
         "command": command,
