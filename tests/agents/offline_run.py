@@ -115,6 +115,8 @@ def _chunks(data: bytes) -> Iterator[bytes]:
             at += left
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + length > len(data):
+            return  # it is being written
         parts += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part

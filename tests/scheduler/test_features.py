@@ -99,7 +99,7 @@ def test_the_state_is_not_written_to(make_state: Any) -> None:
         ("proposal_length", {"proposal_length": np.array([4])}, 0.5),
         ("max_depth", {"max_depths": np.array([2])}, 0.25),
         ("remaining_near", {"num_remaining": np.array([3])}, 3 / 8),
-        ("remaining_near", {"num_remaining": np.array([500])}, 2.0),
+        ("remaining_near", {"num_remaining": np.array([500])}, 4.0),
         ("full_streak", {"full_streak": np.array([3])}, 0.75),
         ("full_streak", {"full_streak": np.array([30])}, 1.0),
         ("drafted_tokens", {"num_drafted_tokens": np.array([4096])}, 1.0),
