@@ -100,9 +100,7 @@ def plan_ablation(
         ),
     )
     base, configs = grid.base_config(start), grid.configs(start)
-    top = base.decoder.max_num_speculative_tokens
-    if top is None:
-        top = recorded.info.max_num_speculative_tokens
+    top = recorded.info.depth_limit(base.decoder.max_num_speculative_tokens)
     evaluation = Evaluation(
         trace=trace,
         cost=cost,

@@ -76,9 +76,8 @@ class AdviceSearch:
         tokens_per_request: float,
     ) -> None:
         trace = drafter.trace
-        recorded = trace.info.max_num_speculative_tokens
-        top = recorded if top is None else top
-        _check_depths(depths, top, recorded)
+        top = trace.info.depth_limit(top)
+        _check_depths(depths, top, trace.info.max_num_speculative_tokens)
         training, judged = halves_of(trace)
         self.replay = AdviceReplays(
             trace=trace,

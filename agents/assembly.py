@@ -27,8 +27,8 @@ from specdepth.scheduler.depth import DepthScheduler
 from specdepth.scheduler.policy_file import PolicyWeights
 from specdepth.scheduler.survival_model import SurvivalModel
 
+from .depth_limit import deepest_depth
 from .offset_policy import GivenLogits, OffsetPolicy, RawFeatures, start_at, starting_weights
-from .options import deepest_depth
 from .rollout import SlotRolloutBuffer
 from .slot_policy import BatchPolicy, SlotFeatures, SlotPolicy
 from .slot_vec_env import SlotVecEnv, WorkloadSource

@@ -71,9 +71,7 @@ def run_in_replay(
     from .verdicts import show_comparison, verdicts
 
     trace, cost = load_trace(options.trace), load_cost(options.cost or DEFAULT_COST)
-    top = options.max_num_speculative_tokens
-    if top is None:
-        top = trace.info.max_num_speculative_tokens
+    top = trace.info.depth_limit(options.max_num_speculative_tokens)
     config = EngineConfig(
         max_num_seqs=max(options.max_num_seqs, *options.loads, 1), max_num_speculative_tokens=top
     )

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from .depth_limit import deepest_depth
+
 Rule = Literal["rejection", "coupled", "greedy"]
 DType = Literal["bfloat16", "float16", "float32", "float64"]
 
@@ -54,13 +56,6 @@ NameList = Annotated[
 
 CostName = Annotated[str | None, arg(aliases=["--cost-from"])]
 """What `load_cost` takes. The alias must be on the whole type: tyro drops it from a part of a union."""
-
-
-def deepest_depth(draft: str, asked: int | None) -> int:
-    """K of an engine: what was asked for, or what suits the drafter."""
-    if asked is not None:
-        return asked
-    return 16 if draft == "prompt-lookup" else 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

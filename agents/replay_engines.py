@@ -38,12 +38,9 @@ def make_replay_decoders(config: TrainConfig) -> tuple[ReplayDecoder, ...]:
     trace, cost = load_trace(replay.trace), load_cost(decoder.cost)
     _check_content(f"trace {replay.trace}", trace, replay.trace_sha256)
     _check_content(f"cost model {decoder.cost}", cost, replay.cost_sha256)
-    top = decoder.max_num_speculative_tokens
-    if top is None:
-        top = trace.info.max_num_speculative_tokens
     engine = EngineConfig(
         max_num_seqs=decoder.max_num_seqs,
-        max_num_speculative_tokens=top,
+        max_num_speculative_tokens=trace.info.depth_limit(decoder.max_num_speculative_tokens),
         num_kv_blocks=replay.num_kv_blocks,
         lookahead=replay.lookahead,
     )

@@ -63,6 +63,10 @@ class TraceInfo:
             value = getattr(self, name)
             _check(isinstance(value, Mapping), f"{name} of a trace is a mapping, got {value!r}")
 
+    def depth_limit(self, asked: int | None = None) -> int:
+        """K of a replay: what is asked for, else as deep as the trace was recorded."""
+        return self.max_num_speculative_tokens if asked is None else asked
+
 
 def _is_whole(value: Any, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

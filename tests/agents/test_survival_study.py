@@ -147,7 +147,7 @@ def options(tmp_path: Path, **changes: Any) -> survival_command.Options:
     make_trace(12, 12, seed=1).save(tmp_path / "sampled.npz")
     COST.save(tmp_path / "cost.json")
     fields: dict[str, Any] = {
-        "traces": (tmp_path / "greedy.npz", tmp_path / "sampled.npz"),
+        "traces": (str(tmp_path / "greedy.npz"), str(tmp_path / "sampled.npz")),
         "cost": tmp_path / "cost.json",
         "out": tmp_path / "out",
         "num_steps": 20,
@@ -173,10 +173,10 @@ def test_the_command_writes_a_model_that_loads_a_card_and_a_figure(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"traces": (Path("a/x.npz"), Path("b/x.npz"))}, "told apart by file name, got x, x"),
+        ({"traces": ("a/x.npz", "b/x.npz")}, "told apart by file name, got x, x"),
         ({"num_steps": 0}, "num_steps must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"traces": (Path("nowhere.npz"),)}, "no trace .nowhere.npz."),
+        ({"traces": ("nowhere.npz",)}, "no trace .nowhere.npz."),
     ],
 )
 def test_bad_options_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
