@@ -108,6 +108,23 @@ def test_every_fixed_depth_gives_the_targets_text(depth: int, drafter: str) -> N
         assert batch.metrics.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("depth", [12, 16, "ragged"])
+def test_drafts_as_deep_as_prompt_lookup_goes_give_the_targets_text(depth: int | str) -> None:
+    decoder = build_decoder(
+        TARGET,
+        "prompt-lookup",
+        verification="coupled",
+        max_num_batched_tokens=BUDGET,
+        num_kv_blocks=20,
+        max_num_speculative_tokens=16,
+    )
+    scheduler = Watched(depth if isinstance(depth, int) else ragged(0))
+    batch = generate(decoder, scheduler)
+    assert token_ids(batch) == reference()
+    assert_crowded(batch, scheduler)
+    assert max(int(outcome.num_drafted.max(initial=0)) for outcome in scheduler.outcomes) > 8
+
+
 @pytest.mark.parametrize("lookahead", ["reserve", "clip"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_ragged_depths_that_change_each_round_give_the_targets_text(
