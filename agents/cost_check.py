@@ -8,6 +8,7 @@ import numpy as np
 
 from specdepth.decoder.clock import ThreadClock, WallClock
 from specdepth.decoder.cost_error import MEDIAN_BAR, P95_BAR, CostError, measure_cost_error
+from specdepth.decoder.pass_noise import measure_noise
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.scheduler.cost import CostModel
 
@@ -47,7 +48,18 @@ def check_cost(
         )
 
 
-def error_values(error: CostError) -> dict[str, float | int | bool]:
+def check_noise(
+    decoder: SpeculativeDecoder,
+    seconds: float,
+    seed: int = 0,
+    probe: Callable[[], float] | None = None,
+) -> CostError:
+    """What a cost model that knew each shape's median would still be off by, on this machine now."""
+    with timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock()):
+        return measure_noise(decoder.runner, seconds=seconds, seed=seed, probe=probe)
+
+
+def error_values(error: CostError, noise: CostError) -> dict[str, float | int | bool]:
     """The figures of a check, for JSON."""
     return {
         "median": round(error.median, 5),
@@ -55,17 +67,20 @@ def error_values(error: CostError) -> dict[str, float | int | bool]:
         "bias": round(error.bias, 5),
         "n": len(error),
         "is_within_bars": error.is_within_bars,
+        "noise_median": round(noise.median, 5),
+        "noise_p95": round(noise.p95, 5),
     }
 
 
-def describe_error(error: CostError) -> str:
-    """A sentence on a check."""
+def describe_error(error: CostError, noise: CostError) -> str:
+    """Two sentences on a check, and on what no model could predict."""
     verdict = "within" if error.is_within_bars else "NOT within"
     return (
         f"Held-out error of predicted round times over {len(error)} live rounds: median "
         f"{100 * error.median:.1f} %, p95 {100 * error.p95:.1f} % (bias {100 * error.bias:+.1f} %); "
         f"{verdict} the bars of {100 * MEDIAN_BAR:g} and {100 * P95_BAR:g} %, which hold for a quiet "
-        "machine."
+        f"machine. Here, passes of one shape are off their own median by {100 * noise.median:.1f} % "
+        f"(median) and {100 * noise.p95:.1f} % (p95)."
     )
 
 

@@ -20,7 +20,7 @@ COST_FILE = "cost.json"
 OVERHEAD_ROUNDS = 16
 DECODE_SHARE = 0.4
 """Share of the time that goes into decoding, for FLOPs and bytes a token as they really are."""
-CHECK_SECONDS = 60.0
+CHECK_SECONDS, NOISE_SECONDS = 60.0, 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Options(PromptOptions):
     depth: int = 4
     """Fixed depth that is compared with none."""
     check: bool = False
-    """Compare predicted with measured round times on held-out prompts; takes another minute."""
+    """Compare predicted with measured round times on held-out prompts; takes another 80 s."""
 
 
 def run(options: Options, console: Console) -> None:
@@ -56,6 +56,7 @@ def run(options: Options, console: Console) -> None:
     from . import plots
     from .cost_check import (
         check_cost,
+        check_noise,
         describe_error,
         error_grid,
         error_values,
@@ -102,31 +103,32 @@ def run(options: Options, console: Console) -> None:
         with console.progress("Decoding with and without speculation") as progress:
             minutes = options.minutes * DECODE_SHARE
             found = evaluate(decoder, policies, requests, [1], minutes=minutes, progress=progress)
-    error: CostError | None = None
+    checks: tuple[CostError, CostError] | None = None
     if checked and not (found is not None and found.interrupted):
         token_lists = [request.prompt_token_ids for request in checked]
         with console.progress("Comparing predicted with live rounds") as update:
             error = check_cost(
                 decoder, cost, token_lists, CHECK_SECONDS, options.seed, update, probe
             ).at_speed(probe_s)
+            checks = error, check_noise(decoder, NOISE_SECONDS, options.seed, probe)
     rows = found.rows() if found is not None else []
     results = Results.collect(command_line(), config_of(options), rows, device=cost.device)
     results.save(folder / "results.json")
     notes = [] if found is None else list(found.notes)
-    notes += [] if error is None else [describe_error(error)]
+    notes += [] if checks is None else [describe_error(*checks)]
     report = write_report(folder, results, cost, title="What a pass costs", notes=notes)
     show_cost(console, cost)
     show_arithmetic(console, results, cost, names[1:])
-    if error is not None:
-        console.table(error_grid(error))
-        console.show(describe_error(error))
+    if checks is not None:
+        console.table(error_grid(checks[0]))
+        console.show(describe_error(*checks))
     console.say(f"Wrote {report} and {folder / COST_FILE}.")
     console.finish(
         {
             "cost": cost.to_dict(),
             "knee_tokens": cost.knee_tokens(),
             "free_tokens": cost.free_tokens(),
-            "check": None if error is None else error_values(error),
+            "check": None if checks is None else error_values(*checks),
             "results": results.as_mapping(),
             "folder": str(folder),
         }

@@ -8,7 +8,9 @@ included.
 Keys: `median` and `p95` of |predicted / measured - 1| over all rounds; `bias`, the median of
 predicted / measured - 1; the same for rounds without prompts in them as `decode_median`, `decode_p95`
 and `decode_bias`. Measured times are taken to the speed that the machine had during the profile, by a
-fixed probe beside each pass and round; `raw_median` and `raw_p95` are without that.
+fixed probe beside each pass and round; `raw_median` and `raw_p95` are without that. `noise_median` and
+`noise_p95` are what passes of one shape, timed in turn right after, are off their own median: no cost
+model can be closer.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, argv)
     from specdepth.agents.cost_check import (
         check_cost,
+        check_noise,
         describe_error,
         error_grid,
         error_values,
@@ -43,11 +46,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     probe_s = probe.median_s
     raw = check_cost(decoder, cost, prompts, check_s, arguments.seed, probe=probe)
     error = raw.at_speed(probe_s)
+    noise = check_noise(decoder, check_s / 3, arguments.seed, probe)
     decode = error.where(error.num_prefill_tokens == 0)
     grid = error_grid(error)
     printer.table(grid.header, grid.rows)
-    printer.line(describe_error(error))
-    values = error_values(error)
+    printer.line(describe_error(error, noise))
+    values = error_values(error, noise)
     num_rounds = int(values.pop("n"))
     values |= {
         "raw_median": round(raw.median, 5),
@@ -56,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "decode_p95": round(decode.p95, 5),
         "decode_bias": round(decode.bias, 5),
         "context_us": round(1e6 * cost.context_s, 4),
+        "prefill_pair_us": round(1e6 * cost.prefill_pair_s, 5),
         "one_token_ms": round(1e3 * cost.pass_s(1), 3),
         "overhead_ms": round(1e3 * cost.overhead_s, 3),
     }

@@ -28,6 +28,8 @@ class PassWork:
     """Rows that went through the output head."""
     num_context_tokens: int
     """Sum of the context lengths that its attention read."""
+    num_prefill_pairs: int
+    """See `CostModel.pass_s`."""
     draft_pass_sequences: tuple[int, ...]
     """Sequences in each draft pass."""
     num_catch_up_tokens: int
@@ -104,7 +106,12 @@ class VirtualClock:
             self.cost.draft_round_s(work.draft_pass_sequences, work.num_catch_up_tokens)
         )
         verify_s = _on_grid(
-            self.cost.pass_s(work.num_pass_tokens, work.num_prefill_tokens, work.num_context_tokens)
+            self.cost.pass_s(
+                work.num_pass_tokens,
+                work.num_prefill_tokens,
+                work.num_context_tokens,
+                work.num_prefill_pairs,
+            )
         )
         self._now += draft_s + verify_s + _on_grid(self.cost.overhead_s)
         return draft_s, verify_s

@@ -493,6 +493,7 @@ class Engine:
             num_pass_tokens=work.num_pass_tokens,
             num_prefill_tokens=work.num_prefill_tokens,
             num_context_tokens=work.num_context_tokens,
+            num_prefill_pairs=work.num_prefill_pairs,
             draft_pass_sequences=work.draft_pass_sequences,
             num_catch_up_tokens=work.num_catch_up_tokens,
             num_waiting=len(self.batch.waiting),

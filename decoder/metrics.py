@@ -312,7 +312,10 @@ def _row(outcome: RoundOutcome, state: RoundState | None, num_committed: int) ->
     predicted = np.nan
     if state is not None:
         predicted = state.cost.pass_s(
-            outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
+            outcome.num_pass_tokens,
+            outcome.num_prefill_tokens,
+            outcome.num_context_tokens,
+            outcome.num_prefill_pairs,
         )
     return RoundRow(
         num_running=len(outcome.depths),

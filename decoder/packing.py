@@ -36,6 +36,14 @@ def pack(starts: Ints, lengths: Ints) -> Spans:
     return Spans(starts, lengths, sequence, positions, ends)
 
 
+def prefill_pairs(starts: Ints, lengths: Ints) -> int:
+    """Pairs of a prompt token and a key that it may look at, where sequence i computes `lengths[i]`
+    prompt tokens (0 where none) after `starts[i]` earlier ones. As if each saw the last one's keys:
+    what a kernel computes that masks, and in proportion to what one computes that skips.
+    """
+    return int(np.add.reduce(lengths * (starts + lengths)))
+
+
 def tail_rows(spans: Spans, counts: Ints) -> Ints:
     """Rows of the last `counts[i]` tokens of each of the first len(counts) spans, in order."""
     ends = np.repeat(spans.ends[: len(counts)], counts)

@@ -31,6 +31,8 @@ CONTEXT_SEQUENCES = (1, 4, 16)
 """Batch sizes at which the price of context is measured."""
 PROMPT_TOKENS = 256
 """Prefill passes are made up of prompts of about this length."""
+CHUNK_TOKENS = (64, 256)
+"""Prompt chunks at which the price of a prompt token's look at a key is measured."""
 MIN_REPEATS, MAX_REPEATS = 3, 25
 
 ModelRole = Literal["target", "draft"]
@@ -105,6 +107,10 @@ class _Cell:
     def num_tokens(self) -> int:
         return sum(self.queries)
 
+    @property
+    def num_pairs(self) -> int:
+        return sum(q * c for q, c in zip(self.queries, self.contexts, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -114,13 +120,15 @@ class _Plan:
     prefill: dict[int, _Cell]
     context: list[tuple[_Cell, _Cell]]
     """The same pass at short and at long context."""
+    chunks: list[tuple[_Cell, _Cell]]
+    """A prompt's first tokens, and as many after a long context."""
     draft: dict[int, _Cell]
     catch_up: list[tuple[_Cell, _Cell]]
     """The same sequences with one token each and with more."""
 
     def cells(self) -> list[_Cell]:
         """Each cell once, cheap ones first."""
-        pairs = [cell for pair in (*self.context, *self.catch_up) for cell in pair]
+        pairs = [cell for pair in (*self.context, *self.chunks, *self.catch_up) for cell in pair]
         every = [*self.verify.values(), *self.prefill.values(), *self.draft.values(), *pairs]
         return sorted(dict.fromkeys(every), key=lambda c: (c.num_tokens, sum(c.contexts)))
 
@@ -184,13 +192,17 @@ def profile(
     times = _measure(timer, plan, time_budget_s, seed, report, probe, clock)
     measured = [n for n in sorted(plan.verify) if {plan.verify[n], plan.prefill[n]} <= times.keys()]
     context_s = _slope(times, plan.context, lambda cell: sum(cell.contexts))
+    bare = {cell: seconds - context_s * sum(cell.contexts) for cell, seconds in times.items()}
+    pair_s = _slope(bare, plan.chunks, lambda cell: cell.num_pairs)
+    # What the few tokens of a decoding sequence look at is part of `verify_s`.
+    bare |= {
+        cell: bare[cell] - pair_s * cell.num_pairs
+        for cell in {*plan.prefill.values()} & bare.keys()
+    }
     prices = {}
     for kind, cells in (("verify", plan.verify), ("prefill", plan.prefill)):
-        # Half of a pass at least is not context, whatever a noisy fit says.
-        prices[kind] = tuple(
-            max(times[cells[n]] - context_s * sum(cells[n].contexts), times[cells[n]] / 2)
-            for n in measured
-        )
+        # Half of a pass at least is not attention, whatever a noisy fit says.
+        prices[kind] = tuple(max(bare[cells[n]], times[cells[n]] / 2) for n in measured)
     draft = [s for s in sorted(plan.draft) if plan.draft[s] in times]
     report(1.0)
     return CostModel(
@@ -202,6 +214,7 @@ def profile(
         verify_s=prices["verify"],
         prefill_s=prices["prefill"],
         context_s=context_s,
+        prefill_pair_s=pair_s,
         draft_sequences=tuple(draft),
         draft_s=tuple(times[plan.draft[s]] for s in draft),
         draft_token_s=_slope(times, plan.catch_up, lambda cell: cell.num_tokens),
@@ -277,6 +290,12 @@ def _plan(timer: PassTimer, tokens: Sequence[int], contexts: tuple[int, int], se
         # Where little room cuts the long context, the short one shrinks with it.
         short = min(contexts[0], long.contexts[0] // 4)
         context.append((cell("target", (1,) * s, short, s), long))
+    chunks = []
+    for n in CHUNK_TOKENS:
+        first = cell("target", (n,), n, 1)
+        later = cell("target", (n,), n + contexts[1], 1)
+        if n <= timer.max_pass_tokens and fits((n,)):
+            chunks.append((first, later))
     draft: dict[int, _Cell] = {}
     catch_up: list[tuple[_Cell, _Cell]] = []
     if timer.drafter == "draft-model":
@@ -286,7 +305,7 @@ def _plan(timer: PassTimer, tokens: Sequence[int], contexts: tuple[int, int], se
             more = [(1 + c,) * s for c in CATCH_UP_TOKENS if fits((1 + c,) * s)]
             base = cell("draft", (1,) * s, contexts[0], s)
             catch_up += [(base, cell("draft", queries, contexts[0], s)) for queries in more]
-    return _Plan(verify, prefill, context, draft, catch_up)
+    return _Plan(verify, prefill, context, chunks, draft, catch_up)
 
 
 def _measure(

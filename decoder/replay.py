@@ -18,6 +18,7 @@ from .config import EngineConfig, SamplingParams
 from .draft_steps import DraftCache, ask_keep_drafting, ask_trim
 from .engine_profile import EngineProfile, LaggedEngine
 from .kv_cache import BlockPool
+from .packing import prefill_pairs
 from .prompt_lookup import AGREEMENT_STEPS
 from .request import Request
 from .runner import Offer, RoundPlan, RoundResult
@@ -144,18 +145,24 @@ class ReplayRunner:
         shown = self._target.take(at + accepted, axis=0)
         num_drafted = int(np.add.reduce(drafted))
         num_tokens = int(np.add.reduce(lengths)) + num_drafted
-        num_pass = num_tokens - int(np.add.reduce(seqs.num_computed.take(slots)))
-        chunk, num_chunks = 0, len(plan.prefill_slots)
+        computed = seqs.num_computed.take(slots)
+        num_pass = num_tokens - int(np.add.reduce(computed))
+        num_decode = len(slots) + num_drafted
+        chunk, num_chunks, num_pairs = 0, len(plan.prefill_slots), 0
+        if num_pass > num_decode:
+            num_pairs = prefill_pairs(computed, lengths - computed - 1)
         if num_chunks:
             chunk = int(plan.prefill_lengths.sum())
-            num_tokens += int(seqs.num_computed[plan.prefill_slots].sum()) + chunk
-        num_decode = len(slots) + num_drafted
+            before = seqs.num_computed[plan.prefill_slots]
+            num_tokens += int(before.sum()) + chunk
+            num_pairs += prefill_pairs(before, plan.prefill_lengths)
         work = PassWork(
             num_pass_tokens=num_pass + chunk,
             num_prefill_tokens=num_pass + chunk - num_decode,
             num_seqs=len(slots) + num_chunks,
             num_logit_rows=num_decode or 1,
             num_context_tokens=num_tokens,
+            num_prefill_pairs=num_pairs,
             draft_pass_sequences=passes,
             num_catch_up_tokens=num_catch_up,
         )

@@ -19,7 +19,7 @@ from .drafters import Drafter, DraftModel, Proposal
 from .eagle_drafter import EagleDrafter
 from .kv_cache import BlockPool, consecutive_tables
 from .models import PackedModel
-from .packing import pack, tail_rows
+from .packing import pack, prefill_pairs, tail_rows
 from .paged_model import PagedModel
 from .request import Request
 from .runner import Offer, RoundPlan, RoundResult
@@ -164,12 +164,14 @@ class TorchRunner:
         logits = self.target.forward(packed, positions, layout, rows)
         self._hand_over(layout)
         num_decode = int((1 + lengths).sum())
+        prompts = np.concatenate([pending - 1, plan.prefill_lengths])
         work = PassWork(
             num_pass_tokens=len(ids),
             num_prefill_tokens=len(ids) - num_decode,
             num_seqs=len(all_slots),
             num_logit_rows=len(rows),
             num_context_tokens=int((spans.starts + spans.lengths).sum()),
+            num_prefill_pairs=prefill_pairs(spans.starts, prompts),
             draft_pass_sequences=proposal.pass_sequences,
             num_catch_up_tokens=proposal.num_catch_up_tokens,
         )

@@ -49,9 +49,11 @@ def decision_s(
     """
     size, prefill = outcome.num_pass_tokens, outcome.num_prefill_tokens
     context = outcome.num_context_tokens
-    prompts_s = cost.pass_s(size, prefill, context) - cost.pass_s(size - prefill, 0, context)
-    lost = int(state.positions[outcome.preempted].sum())
-    return elapsed_s - prompts_s + cost.pass_s(lost, lost)
+    whole_s = cost.pass_s(size, prefill, context, outcome.num_prefill_pairs)
+    prompts_s = whole_s - cost.pass_s(size - prefill, 0, context)
+    lost = state.positions[outcome.preempted]
+    num_lost, pairs = int(lost.sum()), int(lost @ lost)
+    return elapsed_s - prompts_s + cost.pass_s(num_lost, num_lost, 0, pairs)
 
 
 def depth_0_seconds_per_token(cost: CostModel, num_running: int) -> float:

@@ -55,6 +55,8 @@ class CostModel:
     """The same where one row needs logits; empty: as `verify_s`."""
     context_s: float = 0.0
     """For each context token that attention reads, summed over the sequences of the pass."""
+    prefill_pair_s: float = 0.0
+    """For each pair of a prompt token in the pass and a key that its attention looks at."""
     draft_sequences: tuple[int, ...] = ()
     """Batch sizes of a draft pass, ascending, from 1 on; empty: drafting is free."""
     draft_s: tuple[float, ...] = ()
@@ -93,7 +95,7 @@ class CostModel:
         else:
             put(self, "draft_sequences", ())
             put(self, "draft_s", ())
-        for name in ("context_s", "draft_token_s", "overhead_s"):
+        for name in ("context_s", "prefill_pair_s", "draft_token_s", "overhead_s"):
             put(self, name, number(name, getattr(self, name), MAX_SECONDS))
         for name in ("weight_bytes", "kv_bytes_per_token", "flops_per_token"):
             if getattr(self, name) is not None:
@@ -169,6 +171,7 @@ class CostModel:
         num_pass_tokens: Scalar,
         num_prefill_tokens: Scalar = 0,
         num_context_tokens: Scalar = 0,
+        num_prefill_pairs: Scalar = 0,
     ) -> float: ...
     @overload
     def pass_s(
@@ -176,9 +179,14 @@ class CostModel:
         num_pass_tokens: NDArray[Any],
         num_prefill_tokens: Any = 0,
         num_context_tokens: Any = 0,
+        num_prefill_pairs: Any = 0,
     ) -> NDArray[np.float64]: ...
     def pass_s(
-        self, num_pass_tokens: Any, num_prefill_tokens: Any = 0, num_context_tokens: Any = 0
+        self,
+        num_pass_tokens: Any,
+        num_prefill_tokens: Any = 0,
+        num_context_tokens: Any = 0,
+        num_prefill_pairs: Any = 0,
     ) -> Any:
         """Seconds of a target pass.
 
@@ -187,6 +195,8 @@ class CostModel:
             num_prefill_tokens: those of them that need no logits. A mixed pass is priced between
                 `verify_s` and `prefill_s` by their share.
             num_context_tokens: sum of the context lengths that its attention reads.
+            num_prefill_pairs: for each sequence with prompt tokens in the pass, these times the keys
+                that they see, summed.
 
         Returns:
             A float for numbers, float64 of the broadcast shape for arrays.
@@ -196,15 +206,18 @@ class CostModel:
             if np.any(num_prefill_tokens):
                 share = np.minimum(num_prefill_tokens / np.maximum(num_pass_tokens, 1), 1.0)
                 seconds = seconds + share * (self._prefill.at_each(num_pass_tokens) - seconds)
-            context = np.where(num_pass_tokens > 0, num_context_tokens, 0)
-            return seconds + self.context_s * context
+            attention = (
+                self.context_s * num_context_tokens + self.prefill_pair_s * num_prefill_pairs
+            )
+            return seconds + np.where(num_pass_tokens > 0, attention, 0)
         if num_pass_tokens <= 0:
             return 0.0
         one = self._verify.at(num_pass_tokens)
         if num_prefill_tokens:
             share = min(num_prefill_tokens / num_pass_tokens, 1.0)
             one += share * (self._prefill.at(num_pass_tokens) - one)
-        return float(one + self.context_s * num_context_tokens)
+        one += self.context_s * num_context_tokens
+        return float(one + self.prefill_pair_s * num_prefill_pairs)
 
     def passes_s(
         self,
@@ -215,7 +228,7 @@ class CostModel:
     ) -> NDArray[np.float64]:
         """Seconds of target passes of `first`, `first` + 1, ... tokens, float64 [count].
 
-        What `pass_s` says of each, sooner.
+        What `pass_s` says of each, sooner, but for `prefill_pair_s`: the same for all of them.
 
         Args:
             first: tokens of the smallest pass, 1 or more.
@@ -265,7 +278,10 @@ class CostModel:
     def outcome_s(self, outcome: RoundOutcome) -> float:
         """Seconds that a round should have taken, from the work that it says it did."""
         pass_s = self.pass_s(
-            outcome.num_pass_tokens, outcome.num_prefill_tokens, outcome.num_context_tokens
+            outcome.num_pass_tokens,
+            outcome.num_prefill_tokens,
+            outcome.num_context_tokens,
+            outcome.num_prefill_pairs,
         )
         draft_s = self.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
         return pass_s + draft_s + self.overhead_s
@@ -283,7 +299,8 @@ class CostModel:
         """Seconds of whole rounds, `overhead_s` included, one for each row of `depths`.
 
         The target pass goes by the sum of depths. Drafting runs in shrinking batches, so it goes by
-        the deepest sequence: pass j has the sequences with depth above j.
+        the deepest sequence: pass j has the sequences with depth above j. `prefill_pair_s`, which no
+        depth changes, is left out.
 
         Args:
             depths: [..., R] depth of each decoding sequence.

@@ -52,10 +52,13 @@ class OnlineCost:
         cost, size = self._start, outcome.num_pass_tokens
         if size:
             bucket = min(size.bit_length(), MAX_BUCKETS - 1)
-            context_s = cost.context_s * outcome.num_context_tokens
+            attention_s = (
+                cost.context_s * outcome.num_context_tokens
+                + cost.prefill_pair_s * outcome.num_prefill_pairs
+            )
             predicted_s = cost.pass_s(size, outcome.num_prefill_tokens)
             self._log_factors[bucket] = self._moved(
-                float(self._log_factors[bucket]), outcome.verify_s - context_s, predicted_s
+                float(self._log_factors[bucket]), outcome.verify_s - attention_s, predicted_s
             )
             self._num_rounds[bucket] += 1
         draft_s = cost.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)

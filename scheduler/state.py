@@ -165,6 +165,8 @@ class RoundOutcome:
     num_prefill_tokens: int
     num_context_tokens: int
     """Sum of context lengths in the pass."""
+    num_prefill_pairs: int
+    """Prompt tokens of each sequence times the keys that they see, summed; see `CostModel.pass_s`."""
     draft_pass_sequences: tuple[int, ...]
     """Sequences in each draft pass; its length is the number of draft passes."""
     num_catch_up_tokens: int

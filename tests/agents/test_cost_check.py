@@ -21,13 +21,17 @@ ERROR = CostError(
 )
 
 
+NOISE = CostError(np.array([1.0] * 9 + [0.8]), np.ones(10), np.ones(10, int), np.zeros(10, int))
+
+
 def test_the_sentence_gives_both_figures_and_the_verdict() -> None:
-    assert describe_error(ERROR) == (
+    assert describe_error(ERROR, NOISE) == (
         "Held-out error of predicted round times over 12 live rounds: median 4.0 %, p95 10.0 % "
-        "(bias +4.0 %); within the bars of 5 and 15 %, which hold for a quiet machine."
+        "(bias +4.0 %); within the bars of 5 and 15 %, which hold for a quiet machine. Here, passes of one "
+        "shape are off their own median by 0.0 % (median) and 11.0 % (p95)."
     )
     cheap = CostError(ERROR.predicted_s / 2, *(getattr(ERROR, n) for n in ERROR.__slots__[1:]))
-    assert "; NOT within the bars" in describe_error(cheap)
+    assert "; NOT within the bars" in describe_error(cheap, NOISE)
 
 
 def test_the_table_splits_rounds_by_prompts_and_by_sequences() -> None:
@@ -44,12 +48,14 @@ def test_the_table_splits_rounds_by_prompts_and_by_sequences() -> None:
 
 
 def test_the_values_are_plain() -> None:
-    assert json.loads(json.dumps(error_values(ERROR))) == {
+    assert json.loads(json.dumps(error_values(ERROR, NOISE))) == {
         "median": 0.04,
         "p95": 0.1,
         "bias": 0.04,
         "n": 12,
         "is_within_bars": True,
+        "noise_median": 0.0,
+        "noise_p95": 0.11,
     }
 
 
@@ -57,6 +63,7 @@ def test_profile_checks_on_held_out_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_command, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(profile_command, "NOISE_SECONDS", 0.1)
     target = save_tiny_target(tmp_path / "tiny")
     prompts = write_prompts(tmp_path / "prompts.txt")
     out = tmp_path / "profile"
@@ -67,6 +74,7 @@ def test_profile_checks_on_held_out_prompts(
     found = json.loads(captured.out)["check"]
     assert found["n"] > 0
     assert 0 <= found["median"] <= found["p95"]
+    assert 0 < found["noise_median"] <= found["noise_p95"]
     assert "Held-out error of predicted round times" in captured.err
     assert "Held-out error" in (out / "report.html").read_text()
     assert CostModel.load(out / "cost.json").measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ WORK = PassWork(
     num_seqs=3,
     num_logit_rows=8,
     num_context_tokens=200,
+    num_prefill_pairs=300,
     draft_pass_sequences=(3, 2),
     num_catch_up_tokens=4,
 )
@@ -61,6 +63,12 @@ def test_the_virtual_clock_moves_by_the_cost_model_alone() -> None:
     assert clock.now() == 5.0
 
 
+def test_the_virtual_clock_charges_what_prompts_look_at() -> None:
+    model = replace(cost(), prefill_pair_s=1e-4)
+    _, verify_s = VirtualClock(model).pass_times(WORK, 0.0, 0.0)
+    assert verify_s == pytest.approx(cost().pass_s(13, 5, 200) + 0.03, abs=GRID_S, rel=0)
+
+
 def test_a_decoder_on_a_virtual_clock_takes_exactly_the_modelled_time() -> None:
     target = tiny_llama()
     elapsed = []
@@ -94,6 +102,7 @@ def test_a_virtual_round_takes_the_same_time_whenever_it_runs() -> None:
         num_seqs=1,
         num_logit_rows=7,
         num_context_tokens=30,
+        num_prefill_pairs=0,
         draft_pass_sequences=(),
         num_catch_up_tokens=0,
     )

@@ -45,6 +45,7 @@ def make_outcome(
         num_pass_tokens=num_running + sum(drafted),
         num_prefill_tokens=0,
         num_context_tokens=100 * num_running,
+        num_prefill_pairs=0,
         draft_pass_sequences=(),
         num_catch_up_tokens=0,
         num_waiting=0,

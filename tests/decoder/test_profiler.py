@@ -21,6 +21,7 @@ class LawTimer:
         base: Callable[[int], float] = lambda n: 0.050 + 0.003 * max(n - 8, 0),
         head_row_s: float = 0.0004,
         context_s: float = 2e-6,
+        pair_s: float = 0.0,
         spike_share: float = 0.0,
         seed: int = 0,
         max_num_seqs: int = 32,
@@ -33,6 +34,7 @@ class LawTimer:
         self.base = base
         self.head_row_s = head_row_s
         self.context_s = context_s
+        self.pair_s = pair_s
         self.spike_share = spike_share
         self.rng = np.random.default_rng(seed)
         self.max_num_seqs = max_num_seqs
@@ -67,6 +69,9 @@ class LawTimer:
         if model == "target":
             seconds = self.base(num_tokens) + self.head_row_s * num_logit_rows
             seconds += self.context_s * sum(context_lengths)
+            if max(query_lengths) > self.max_num_speculative_tokens + 1:  # prompts
+                pairs = zip(query_lengths, context_lengths, strict=True)
+                seconds += self.pair_s * sum(q * c for q, c in pairs)
         else:
             assert self.drafter == "draft-model"
             sequences = len(query_lengths)
@@ -202,6 +207,21 @@ def test_a_small_pool_is_never_overfilled() -> None:
     # The timer itself asserts that every pass fits.
     cost = run(LawTimer(max_kv_tokens=320, max_model_len=64, max_num_seqs=8))
     assert cost.context_s == pytest.approx(2e-6, rel=0.05)
+
+
+@pytest.mark.parametrize("context", [256, 1500])
+def test_what_prompt_tokens_look_at_has_a_price_of_its_own(context: int) -> None:
+    timer = LawTimer(pair_s=5e-7, drafter="prompt-lookup")
+    cost = run(timer)
+    assert cost.prefill_pair_s == pytest.approx(5e-7, rel=0.01)
+    seconds = timer.time_pass((256,), (context,), 1)
+    seconds = timer.time_pass((256,), (context,), 1)
+    assert cost.pass_s(256, 256, context, 256 * context) == pytest.approx(seconds, rel=0.01)
+
+
+def test_where_no_longer_context_fits_prompts_look_for_nothing() -> None:
+    cost = run(LawTimer(pair_s=5e-7, max_model_len=64, drafter="prompt-lookup"))
+    assert cost.prefill_pair_s == 0.0
 
 
 def test_noise_in_the_context_price_is_clipped_at_zero() -> None:

@@ -95,6 +95,7 @@ def build_outcome(state: RoundState, num_drafted: Any, num_accepted: Any, **chan
         "num_pass_tokens": int(state.num_running + drafted.sum()),
         "num_prefill_tokens": 0,
         "num_context_tokens": state.num_context_tokens,
+        "num_prefill_pairs": 0,
         "draft_pass_sequences": (),
         "num_catch_up_tokens": 0,
         "num_waiting": 0,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def test_prefill_beyond_the_pass_counts_as_all_of_it() -> None:
 
 def test_context_adds_its_price_a_token() -> None:
     assert COST.pass_s(1, 0, 5000) == pytest.approx(0.0529 + 0.005)
+
+
+def test_what_prompt_tokens_look_at_adds_its_price_a_pair() -> None:
+    cost = replace(COST, prefill_pair_s=1e-6)
+    assert cost.pass_s(64, 60, 500, 30_000) == pytest.approx(COST.pass_s(64, 60, 500) + 0.03)
+    both = cost.pass_s(np.array([0, 64]), np.array([0, 60]), 500, np.array([30_000, 30_000]))
+    assert both.tolist() == [0.0, pytest.approx(COST.pass_s(64, 60, 500) + 0.03)]
+
+
+def test_a_round_is_priced_with_what_its_prompts_looked_at(make_state, make_outcome) -> None:
+    outcome = make_outcome(make_state(2), [1, 0], [1, 0], num_prefill_pairs=20_000)
+    cost = replace(COST, prefill_pair_s=1e-6)
+    assert cost.outcome_s(outcome) == pytest.approx(COST.outcome_s(outcome) + 0.02)
 
 
 def test_no_pass_costs_nothing_whatever_the_context() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,23 @@ def ran(make_state, make_outcome):
         )
 
     return build
+
+
+def test_what_prompts_looked_at_is_not_taken_for_a_slower_pass(make_state, make_outcome) -> None:
+    cost = replace(COST, prefill_pair_s=1e-6)
+    state = make_state(4)
+    outcome = make_outcome(
+        *(state, [0] * 4, [0] * 4),
+        num_pass_tokens=64,
+        num_prefill_tokens=60,
+        num_prefill_pairs=50_000,
+        draft_pass_sequences=(),
+        verify_s=cost.pass_s(64, 60, state.num_context_tokens, 50_000),
+    )
+    online = OnlineCost(cost)
+    for _ in range(50):
+        online.observe(outcome)
+    assert online.cost.pass_s(64, 60) == pytest.approx(COST.pass_s(64, 60))
 
 
 def test_without_rounds_nothing_changes() -> None:
