@@ -76,6 +76,8 @@ def main(config: Config) -> None:
         flush=True,
     )
     net = from_target(target, texts.layers, names)
+    if config.blind:
+        net.fc.weight.requires_grad_(False).zero_()
     embed = target.get_input_embeddings().weight.detach()
     head = target.get_output_embeddings().weight.detach()[names]
     run = Run(config, net, embed, head, texts, names)
@@ -226,11 +228,7 @@ class Run:
             self.tracker.finish()
 
     def _steps(self, batch: dict[str, Tensor]) -> Iterator[Tensor]:
-        embeddings = self.embed[batch["tokens"][:, 1:]]
-        states = batch["states"][:, :-1]
-        return self.unrolled.steps(
-            embeddings, torch.zeros_like(states) if self.config.blind else states
-        )
+        return self.unrolled.steps(self.embed[batch["tokens"][:, 1:]], batch["states"][:, :-1])
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Weighted mean of the steps' losses over answer tokens."""
