@@ -10,7 +10,7 @@ Legend: K deepest depth, F features, P parameters, H hidden units of the rule's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from specdepth.scheduler.state import Floats
 
 from .offset_weights import FLAGS, SCALES, offset_weights
 from .rule_tuning import TrainingReplay
+
+STOP_PRICES = (1.0, 0.7, 0.85, 1.2, 1.45, 1.75)
+"""Tried at each load, the first of equals kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +68,8 @@ def search_offsets(
 ) -> PolicyWeights:
     """Search offsets under `rule` on the training split; deterministic.
 
-    With a draft model the policy has stops too (`PricedStops`), during the search and after it.
+    With a draft model the policy has stops too (`PricedStops`), during the search and after it; their price
+    is searched first, over a grid, on all choices of requests.
 
     Args:
         trace: whose training requests are replayed.
@@ -90,8 +94,15 @@ def search_offsets(
             for seed in range(config.seed, config.seed + config.num_replays)
         ]
 
+        if stops:
+            rule = _tune_stops(rule, trace, load, replays)
+
         def score(
-            values: Floats, step: int, load: int = load, replays: list[TrainingReplay] = replays
+            values: Floats,
+            step: int,
+            rule: CappedGreedyDepth = rule,
+            load: int = load,
+            replays: list[TrainingReplay] = replays,
         ) -> float:
             weights = offset_weights(rule, {load: values}, stops=stops)
             scheduler = LearnedScheduler(weights, _card(trace))
@@ -103,6 +114,23 @@ def search_offsets(
 
         found[load] = ascend(score, config, config.seed + load, report)
     return offset_weights(rule, found, stops=stops)
+
+
+def _tune_stops(
+    rule: CappedGreedyDepth, trace: Trace, load: int, replays: list[TrainingReplay]
+) -> CappedGreedyDepth:
+    """The rule with the best price of stops at a load; its other numbers stay."""
+
+    def at_price(price: float) -> CappedGreedyDepth:
+        here = replace(rule.shrinkage_at(load), stop_price=price)
+        return CappedGreedyDepth(rule.survival, {**rule.shrinkage, load: here})
+
+    def score(price: float) -> float:
+        weights = offset_weights(at_price(price), {}, stops=True)
+        scheduler = LearnedScheduler(weights, _card(trace))
+        return sum(float(np.log(one.throughput(scheduler, load))) for one in replays)
+
+    return at_price(max(STOP_PRICES, key=score))
 
 
 def ascend(

@@ -6,6 +6,7 @@ Legend: K deepest depth, F features, P parameters of a load, H hidden units.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -96,7 +97,8 @@ def _columns(names: Sequence[str]) -> list[int]:
 
 
 def _moved(shrinkage: Shrinkage, moves: Floats) -> Shrinkage:
-    return Shrinkage(
+    return replace(
+        shrinkage,
         pull=float(np.clip(shrinkage.pull + moves[0], 0.0, 0.95)),
         exponent=max(shrinkage.exponent + float(moves[1]), 0.3),
         price=shrinkage.price * float(np.exp(moves[2])),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -41,12 +41,15 @@ class Shrinkage:
     """Survival is raised to it, before the pull: above 1 corrects estimates that are too high."""
     price: float = 1.0
     """Factor on the time that drafting adds to a round without drafts: above 1 drafts less."""
+    stop_price: float = 1.0
+    """Factor on what tokens and passes cost once drafting has begun; for `PricedStops` around the rule."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.pull <= 1 and self.exponent > 0 and self.price >= 0):
+        prices = self.price >= 0 and self.stop_price >= 0
+        if not (0 <= self.pull <= 1 and self.exponent > 0 and prices):
             raise ValueError(
-                "shrinkage: expected a pull in 0..1, an exponent above 0 and a price of 0 or more, got "
-                f"{self.pull}, {self.exponent} and {self.price}."
+                "shrinkage: expected a pull in 0..1, an exponent above 0 and prices of 0 or more, got "
+                f"{self.pull}, {self.exponent}, {self.price} and {self.stop_price}."
             )
 
 
@@ -98,11 +101,9 @@ class CappedGreedyDepth:
             loads = sorted(self.shrinkage)
             logs = [math.log(load) for load in loads]
             at = math.log(num_running)
-            self._by_load[num_running] = Shrinkage(
-                pull=float(np.interp(at, logs, [self.shrinkage[n].pull for n in loads])),
-                exponent=float(np.interp(at, logs, [self.shrinkage[n].exponent for n in loads])),
-                price=float(np.interp(at, logs, [self.shrinkage[n].price for n in loads])),
-            )
+            known = [asdict(self.shrinkage[load]) for load in loads]
+            values = {name: np.interp(at, logs, [one[name] for one in known]) for name in known[0]}
+            self._by_load[num_running] = Shrinkage(**{n: float(v) for n, v in values.items()})
         return self._by_load[num_running]
 
     def choose(self, state: RoundState) -> Ints:

@@ -31,7 +31,8 @@ class PricedStops:
 
     Seconds are turned into tokens at the rate that rounds have earned of late, the price of time of a
     long run [Dinkelbach 1967, "On nonlinear fractional programming"], which is never less than that
-    of decoding without drafts. Survival does not rise along a draft, so it looks one token ahead (the
+    of decoding without drafts; times the `Shrinkage.stop_price` of the load where the inner rule has one.
+    Survival does not rise along a draft, so it looks one token ahead (the
     monotone case of optimal stopping).
 
     Before drafting the inner rule says who drafts at all, and no more: they may all go as deep as there is
@@ -72,6 +73,7 @@ class PricedStops:
         self._verify_s: Floats = np.zeros(0)
         """Seconds without draft passes by drawn tokens, as far as they go."""
         self._num_drawn = 0
+        self._price = 1.0
 
     @property
     def gain(self) -> float:
@@ -99,6 +101,8 @@ class PricedStops:
         self._state = state
         self._limits = np.where(depths > 0, state.max_depths, 0)
         self._verify_s = verify_seconds(state, int(self._limits.sum()))
+        if isinstance(self.caps, CappedGreedyDepth):
+            self._price = self.caps.shrinkage_at(state.num_running).stop_price
         return self._limits
 
     def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
@@ -108,7 +112,7 @@ class PricedStops:
         rows, step = signals.rows, signals.num_drafted
         if not step:
             self._num_drawn = 0
-        tokens_a_second = self.gain / self._plain_token_s(state)
+        tokens_a_second = self._price * self.gain / self._plain_token_s(state)
         prices = tokens_a_second * (
             self._verify_s[self._num_drawn :] - self._verify_s[self._num_drawn]
         )

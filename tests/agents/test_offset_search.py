@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from specdepth.agents.offset_search import SearchConfig, ascend, search_offsets
+from specdepth.agents.offset_search import STOP_PRICES, SearchConfig, ascend, search_offsets
 from specdepth.agents.offset_weights import SCALES
 from specdepth.agents.rule_tuning import TrainingReplay
 from specdepth.decoder.trace import Trace
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
+from specdepth.scheduler.baselines.priced_stops import PricedStops
+from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.learned import LearnedScheduler
 from specdepth.scheduler.policy_file import PolicyCard
 from tests.agents.toy_rule import toy_rule
 from tests.envs.toy_trace import COST, toy_trace
 
+DRAFT_COST = CostModel.linear(knee=6, draft_base_s=0.004, draft_token_s=0.0005)
 QUICK = SearchConfig(iterations=2, pairs=2, num_requests=4, num_replays=1)
 
 
@@ -54,6 +60,22 @@ def test_searched_offsets_are_faster_than_the_rule_on_their_requests() -> None:
     card = PolicyCard(model_pair="toy + toy", drafter="prompt-lookup", max_num_speculative_tokens=4)
     gained = training.throughput(LearnedScheduler(weights, card), 4)
     assert gained > training.throughput(toy_rule(), 4)
+
+
+def test_with_a_draft_model_the_price_of_stops_is_searched_too() -> None:
+    trace, rule = toy_trace(drafter="draft-model"), toy_rule(drafter="draft-model")
+    weights = search_offsets(trace, DRAFT_COST, rule, (1, 4), QUICK)
+    assert weights.stops
+    for load in (1, 4):
+        rates = []
+        training = TrainingReplay(trace, DRAFT_COST, [load], num_requests=4)
+        for price in STOP_PRICES:
+            here = replace(rule.shrinkage_at(load), stop_price=price)
+            stops = PricedStops(CappedGreedyDepth(rule.survival, {load: here}))
+            rates.append(training.throughput(stops, load))
+        best = STOP_PRICES[int(np.argmax(rates))]
+        assert weights.shrinkage[load].stop_price == best
+    assert {one.stop_price for one in weights.shrinkage.values()} != {1.0}
 
 
 @pytest.mark.parametrize("loads", [(), (3,), (1, 64)])

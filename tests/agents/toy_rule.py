@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
 from specdepth.scheduler.baselines.greedy_file import save_greedy
+from specdepth.scheduler.state import DrafterKind
 from specdepth.scheduler.survival_model import (
     SurvivalCard,
     SurvivalModel,
@@ -19,7 +21,9 @@ SHRINKAGE = {1: Shrinkage(price=1.25), 4: Shrinkage(pull=0.3, exponent=0.9, pric
 CARD = SurvivalCard(model_pair="toy + toy", drafter="prompt-lookup")
 
 
-def toy_rule(depth: int = 4, hidden: int = 5) -> CappedGreedyDepth:
+def toy_rule(
+    depth: int = 4, hidden: int = 5, drafter: DrafterKind = "prompt-lookup"
+) -> CappedGreedyDepth:
     rng = np.random.default_rng(4)
 
     def draw(*shape: int) -> np.ndarray:
@@ -33,7 +37,7 @@ def toy_rule(depth: int = 4, hidden: int = 5) -> CappedGreedyDepth:
         out_weight=draw(depth, hidden),
         out_bias=np.full(depth, 0.5, np.float32),
     )
-    return CappedGreedyDepth(SurvivalModel(weights, CARD), SHRINKAGE)
+    return CappedGreedyDepth(SurvivalModel(weights, replace(CARD, drafter=drafter)), SHRINKAGE)
 
 
 def save_toy_rule(folder: Path) -> str:

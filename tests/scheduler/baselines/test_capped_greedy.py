@@ -259,16 +259,28 @@ def test_a_higher_price_never_lengthens_the_round(drafter: str, make_state: Any)
 def test_shrinkage_is_interpolated_over_the_logarithm_of_the_load() -> None:
     scheduler = CappedGreedyDepth(
         MatchLengthSurvival(),
-        {4: Shrinkage(pull=0.1, price=1.0), 16: Shrinkage(pull=0.5, price=1.2, exponent=2.0)},
+        {
+            4: Shrinkage(pull=0.1, price=1.0),
+            16: Shrinkage(pull=0.5, price=1.2, exponent=2.0, stop_price=0.6),
+        },
     )
     assert scheduler.shrinkage_at(1) == scheduler.shrinkage_at(4) == Shrinkage(pull=0.1)
     middle = scheduler.shrinkage_at(8)
     assert (middle.pull, middle.exponent, middle.price) == pytest.approx((0.3, 1.5, 1.1))
+    assert middle.stop_price == pytest.approx(0.8)
     assert scheduler.shrinkage_at(99) == scheduler.shrinkage_at(16)
 
 
 @pytest.mark.parametrize(
-    "options", [{"pull": 1.1}, {"pull": -0.1}, {"exponent": 0}, {"price": -1}, {"pull": np.nan}]
+    "options",
+    [
+        {"pull": 1.1},
+        {"pull": -0.1},
+        {"exponent": 0},
+        {"price": -1},
+        {"pull": np.nan},
+        {"stop_price": -1},
+    ],
 )
 def test_shrinkage_out_of_range_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="shrinkage: expected a pull in"):

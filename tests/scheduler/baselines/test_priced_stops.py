@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
 from specdepth.scheduler.baselines.fixed import FixedDepth
 from specdepth.scheduler.baselines.priced_stops import PricedStops, survival_so_far
 from specdepth.scheduler.confidence_survival import ConfidenceSurvival
@@ -12,6 +13,7 @@ from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DraftSignals, lawful_rules
 from specdepth.scheduler.online_logistic import OnlineLogistic
 from specdepth.scheduler.state import Floats, Ints, RoundOutcome, RoundState
+from tests.scheduler.baselines.known_survival import KnownSurvival
 
 COST = CostModel.linear(base_s=1.0, token_s=0.1, draft_base_s=0.2)
 """Passes of 1, 1.1, 1.2 s, draft passes of 0.2 s for any number of sequences."""
@@ -208,6 +210,18 @@ def test_time_is_worth_what_rounds_have_earned(alone: RoundState, make_outcome: 
     # The next one commits one token in 1.0 s.
     rule.observe(make_outcome(alone, [0], [0]))
     assert rule.gain == pytest.approx((0.98 * 2 + 1) / (0.98 * 1.3 + 1.0))
+
+
+def test_the_inner_rules_stop_price_makes_time_dearer(make_state: Any) -> None:
+    """By load: 0.1 s of verification are worth 0.1, and 0.3 of the pass 0.3, times the price."""
+    caps = CappedGreedyDepth(
+        KnownSurvival(np.full((1, 4), 0.99)), {1: Shrinkage(stop_price=2.0), 2: Shrinkage()}
+    )
+    state = make_state(1, 4, cost=COST, drafter="draft-model")
+    rule = PricedStops(caps)
+    assert rule.choose(state).tolist() == [4]
+    asked = {rate: ask(rule, state, [0], [rate])[0] for rate in (0.19, 0.21, 0.76, 0.79)}
+    assert asked == {0.19: 0, 0.21: 1, 0.76: 1, 0.79: 4}
 
 
 def test_time_is_worth_what_plain_decoding_makes_of_it_at_least(
