@@ -163,22 +163,15 @@ class _Timed:
         reset = getattr(scheduler, "reset", None)
         if reset is not None:
             reset()
-        self._scheduler, self._clock = scheduler, decoder.engine.clock if charge else None
+        self._clock = decoder.engine.clock if charge else None
         self.seconds = 0.0
+        self.choose: Callable[[RoundState], Ints] = self._timed(scheduler.choose)
+        self.observe: Callable[[RoundOutcome], None] = self._timed(scheduler.observe)
         if hasattr(scheduler, "lawful_under"):
             self.lawful_under = scheduler.lawful_under
         for name in ("keep_drafting", "trim"):
             if (method := getattr(scheduler, name, None)) is not None:
                 setattr(self, name, self._timed(method))
-
-    def choose(self, state: RoundState) -> Ints:
-        """The scheduler's depths."""
-        depths: Ints = self._timed(self._scheduler.choose)(state)
-        return depths
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """Pass it on."""
-        self._timed(self._scheduler.observe)(outcome)
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:

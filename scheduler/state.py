@@ -272,6 +272,10 @@ class SequenceHistory:
     def update(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> None:
         """Take in one round of `slots`: tokens drafted and accepted, both [R]."""
         drew = num_drafted > 0
+        if not np.count_nonzero(drew):
+            self.rounds_since_draft[slots] += 1
+            self.last_depth[slots] = 0
+            return
         everything = num_accepted == num_drafted
         counts = self.counts.take(slots, axis=1)
         counts[0] += num_drafted
