@@ -12,14 +12,24 @@ import pytest
 from specdepth.agents.cli import main
 from specdepth.agents.offset_search import SearchConfig
 from specdepth.agents.survival_fit import SurvivalFitConfig
-from specdepth.agents.universal import UniversalConfig, train_universal
+from specdepth.agents.survival_rows import exploring_behaviours
+from specdepth.agents.universal import (
+    TARGET,
+    UNKNOWN_SHARE,
+    UniversalConfig,
+    _rows,
+    train_universal,
+)
 from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.serving import ServeResult, serve
 from specdepth.decoder.trace import Trace
+from specdepth.decoder.trace_files import load_trace
 from specdepth.decoder.workload import ClosedLoop, Workload
 from specdepth.scheduler.baselines import Off
 from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.cost_files import load_cost
 from specdepth.scheduler.depth import DepthScheduler
+from specdepth.scheduler.features import FEATURE_NAMES
 from specdepth.scheduler.policy_names import find_policy
 from tests.agents.made_trace import DEPTH, make_trace
 
@@ -71,6 +81,37 @@ def test_one_policy_drafts_by_the_prices_of_machines_that_it_never_saw() -> None
         assert fast.metrics.mean_depth > slow.metrics.mean_depth + 1
         assert fast.throughput_tok_s > 1.5 * served(trace, free, Off()).throughput_tok_s
         assert slow.throughput_tok_s > 0.99 * served(trace, dear, Off()).throughput_tok_s
+
+
+def test_a_quarter_of_the_rows_is_seen_without_the_targets_signals_too() -> None:
+    traces = {"lookup": make_trace(20, 20), "draft": draft_trace()}
+    seen = _rows(traces, np.random.default_rng(0), lambda top: exploring_behaviours(0, top))
+    known = seen.features[:, TARGET[0]] == 1
+    hidden = ~known & (seen.features[:, FEATURE_NAMES.index("generated")] > 0)
+    assert hidden.sum() == pytest.approx(UNKNOWN_SHARE * known.sum(), rel=0.1)
+    assert not seen.features[hidden][:, TARGET].any()
+    bare = seen.features.copy()
+    bare[:, TARGET] = 0.0
+    assert {tuple(row) for row in bare[hidden].tolist()} <= {
+        tuple(row) for row in bare[known].tolist()
+    }
+
+
+def test_the_shipped_policy_drafts_where_the_target_shows_nothing() -> None:
+    """As in a trace of a log: a fit that knew only first rounds without signals never drafted there."""
+    trace, cost = load_trace("smollm2-eagle3-greedy"), load_cost("cpu-smollm2-eagle3-bf16")
+    unknown = np.full(len(trace.accepted), np.nan)
+    silent = replace(trace, target_top1=unknown, target_entropy=unknown)
+    depths = []
+    for one in (trace, silent):
+        decoder = ReplayDecoder(one, cost)
+        requests = decoder.requests(one.rows("held-out")[:12])
+        workload = Workload(requests=requests, process=ClosedLoop.constant(4))
+        depths.append(
+            serve(decoder.engine, workload, find_policy("universal-1")).metrics.mean_depth
+        )
+    assert depths[0] > 1
+    assert depths[1] > 0.8 * depths[0]
 
 
 def test_training_can_be_repeated_and_another_seed_differs() -> None:
