@@ -311,12 +311,7 @@ class EngineMetrics:
 def _row(outcome: RoundOutcome, state: RoundState | None, num_committed: int) -> RoundRow:
     predicted = np.nan
     if state is not None:
-        predicted = state.cost.pass_s(
-            outcome.num_pass_tokens,
-            outcome.num_prefill_tokens,
-            outcome.num_context_tokens,
-            outcome.num_prefill_pairs,
-        )
+        predicted = state.cost.outcome_pass_s(outcome)
     return RoundRow(
         num_running=len(outcome.depths),
         num_waiting=outcome.num_waiting,

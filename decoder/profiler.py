@@ -294,7 +294,7 @@ def _plan(timer: PassTimer, tokens: Sequence[int], contexts: tuple[int, int], se
     for n in CHUNK_TOKENS:
         first = cell("target", (n,), n, 1)
         later = cell("target", (n,), n + contexts[1], 1)
-        if n <= timer.max_pass_tokens and fits((n,)):
+        if fits((n,)):
             chunks.append((first, later))
     draft: dict[int, _Cell] = {}
     catch_up: list[tuple[_Cell, _Cell]] = []

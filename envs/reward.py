@@ -49,8 +49,7 @@ def decision_s(
     """
     size, prefill = outcome.num_pass_tokens, outcome.num_prefill_tokens
     context = outcome.num_context_tokens
-    whole_s = cost.pass_s(size, prefill, context, outcome.num_prefill_pairs)
-    prompts_s = whole_s - cost.pass_s(size - prefill, 0, context)
+    prompts_s = cost.outcome_pass_s(outcome) - cost.pass_s(size - prefill, 0, context)
     lost = state.positions[outcome.preempted]
     num_lost, pairs = int(lost.sum()), int(lost @ lost)
     return elapsed_s - prompts_s + cost.pass_s(num_lost, num_lost, 0, pairs)

@@ -275,16 +275,19 @@ class CostModel:
         at = self._draft.at
         return sum(at(n) for n in draft_pass_sequences) + self.draft_token_s * num_catch_up_tokens
 
-    def outcome_s(self, outcome: RoundOutcome) -> float:
-        """Seconds that a round should have taken, from the work that it says it did."""
-        pass_s = self.pass_s(
+    def outcome_pass_s(self, outcome: RoundOutcome) -> float:
+        """Seconds that a round's target pass should have taken, from the work that it says it did."""
+        return self.pass_s(
             outcome.num_pass_tokens,
             outcome.num_prefill_tokens,
             outcome.num_context_tokens,
             outcome.num_prefill_pairs,
         )
+
+    def outcome_s(self, outcome: RoundOutcome) -> float:
+        """The same of the whole round."""
         draft_s = self.draft_round_s(outcome.draft_pass_sequences, outcome.num_catch_up_tokens)
-        return pass_s + draft_s + self.overhead_s
+        return self.outcome_pass_s(outcome) + draft_s + self.overhead_s
 
     def round_s(
         self,

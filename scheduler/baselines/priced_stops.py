@@ -73,7 +73,6 @@ class PricedStops:
         self._verify_s: Floats = np.zeros(0)
         """Seconds without draft passes by drawn tokens, as far as they go."""
         self._num_drawn = 0
-        self._price = 1.0
 
     @property
     def gain(self) -> float:
@@ -101,8 +100,6 @@ class PricedStops:
         self._state = state
         self._limits = np.where(depths > 0, state.max_depths, 0)
         self._verify_s = verify_seconds(state, int(self._limits.sum()))
-        if isinstance(self.caps, CappedGreedyDepth):
-            self._price = self.caps.shrinkage_at(state.num_running).stop_price
         return self._limits
 
     def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
@@ -112,7 +109,9 @@ class PricedStops:
         rows, step = signals.rows, signals.num_drafted
         if not step:
             self._num_drawn = 0
-        tokens_a_second = self._price * self.gain / self._plain_token_s(state)
+        tokens_a_second = self.gain / self._plain_token_s(state)
+        if isinstance(self.caps, CappedGreedyDepth):
+            tokens_a_second *= self.caps.shrinkage_at(state.num_running).stop_price
         prices = tokens_a_second * (
             self._verify_s[self._num_drawn :] - self._verify_s[self._num_drawn]
         )

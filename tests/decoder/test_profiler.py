@@ -214,7 +214,7 @@ def test_what_prompt_tokens_look_at_has_a_price_of_its_own(context: int) -> None
     timer = LawTimer(pair_s=5e-7, drafter="prompt-lookup")
     cost = run(timer)
     assert cost.prefill_pair_s == pytest.approx(5e-7, rel=0.01)
-    seconds = timer.time_pass((256,), (context,), 1)
+    timer.time_pass((256,), (context,), 1)  # the first run of a shape is slow
     seconds = timer.time_pass((256,), (context,), 1)
     assert cost.pass_s(256, 256, context, 256 * context) == pytest.approx(seconds, rel=0.01)
 
