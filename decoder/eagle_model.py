@@ -44,9 +44,11 @@ class EagleModel(PagedModel):
         self.device, self.dtype = target.device, target.dtype
         net.to(self.device, self.dtype).requires_grad_(False)
         self.names = names.to(self.device)
-        self.backend: Backend = target.backend
         heads, dim = config.num_key_value_heads, config.head_dim
         self.shapes = [LayerShape(heads, dim, dim)]
+        self.backend: Backend = target.backend
+        if self.backend == "amx" and not self.has_amx_kernel():
+            self.backend = "sdpa"
         self.layers, self.block_size = [], 0
         self.vocab_size = config.draft_vocab_size
         self.max_positions = config.max_position_embeddings

@@ -137,7 +137,7 @@ class PackedModel(PagedModel):
         half = self.dtype in (torch.float16, torch.bfloat16)
         if self.device.type == "cuda" and half and fits and not has_softcap:
             return ["varlen", "varlen-with-cu-seq-k", "sdpa"]
-        return ["sdpa"]
+        return ["amx", "sdpa"] if self.has_amx_kernel() and not has_softcap else ["sdpa"]
 
     @property
     def tolerance(self) -> float:
@@ -189,7 +189,7 @@ class PackedModel(PagedModel):
         Returns:
             Whether graphs are in use.
         """
-        if self.backend == "sdpa" or self._watches:
+        if self.device.type != "cuda" or self.backend == "sdpa" or self._watches:
             return False
         graphs = GraphedPass(self, self._forward, max_num_seqs, max_query, max_model_len)
         count = min(2, max_query)
