@@ -15,7 +15,7 @@ import numpy as np
 from specdepth.decoder.config import EngineConfig
 from specdepth.decoder.engine_profile import EngineProfile
 from specdepth.decoder.metrics import EngineMetrics, RoundRow
-from specdepth.decoder.replay import ReplayDecoder
+from specdepth.decoder.replay import ReplayDecoder, prices_for
 from specdepth.decoder.serving import ServeResult, serve
 from specdepth.decoder.trace import Trace
 from specdepth.decoder.workload import Workload
@@ -147,6 +147,7 @@ def record_decisions(
     Raises:
         ValueError: as `evaluate_replay`.
     """
+    cost = prices_for(trace, cost)
     workloads = make_workloads(trace, cost, rows, loads, arrivals, seed)
     decoder = ReplayDecoder(trace, cost, config, profile)
     found = Recorded()

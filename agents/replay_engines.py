@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specdepth.decoder.config import EngineConfig
-from specdepth.decoder.replay import ReplayDecoder
+from specdepth.decoder.replay import ReplayDecoder, prices_for
 from specdepth.decoder.trace import Trace
 from specdepth.decoder.trace_files import load_trace
 from specdepth.scheduler.cost import CostModel
@@ -35,7 +35,8 @@ def make_replay_decoders(config: TrainConfig) -> tuple[ReplayDecoder, ...]:
             "--env replay needs a cost model, which says what rounds take; name one with --cost, "
             "`specdepth profile` writes it."
         )
-    trace, cost = load_trace(replay.trace), load_cost(decoder.cost)
+    trace = load_trace(replay.trace)
+    cost = prices_for(trace, load_cost(decoder.cost))
     _check_content(f"trace {replay.trace}", trace, replay.trace_sha256)
     _check_content(f"cost model {decoder.cost}", cost, replay.cost_sha256)
     engine = EngineConfig(

@@ -17,7 +17,7 @@ from specdepth.decoder.config import EngineConfig
 from specdepth.decoder.engine_profile import EngineProfile
 from specdepth.decoder.metrics import EngineMetrics
 from specdepth.decoder.oracles import HindsightDepths, HindsightUniformDepth
-from specdepth.decoder.replay import ReplayDecoder
+from specdepth.decoder.replay import ReplayDecoder, prices_for
 from specdepth.decoder.serving import ServeResult, serve
 from specdepth.decoder.trace import Trace
 from specdepth.decoder.workload import Workload
@@ -86,6 +86,7 @@ def evaluate_replay(
     rows = trace.rows("held-out") if rows is None else rows
     if not len(rows):
         raise ValueError("this choice of the trace holds no request; choose another split or kind.")
+    cost = prices_for(trace, cost)
     workloads = [
         workload
         for order in range(orders)

@@ -250,7 +250,7 @@ class SlotVecEnv(VecEnv):
         runs = None if self._reference is None else _runs(run.engine, state)
         outcome = run.finish_round(chosen)
         upcoming = run.next_decision()
-        cost = run.engine.cost
+        cost = state.cost
         round_s, undecided_s = charged_s(outcome), run.undecided_s
         if self.timing == "modelled":
             round_s, undecided_s = modelled_s(outcome, cost), run.undecided_modelled_s

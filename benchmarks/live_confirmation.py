@@ -60,8 +60,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     live.engine.clock = live.runner.clock = ThreadClock()
     config = EngineConfig(max_num_seqs=max(blocks), max_num_speculative_tokens=top)
-    replay = ReplayDecoder(trace, load_cost(arguments.cost), config)
-    live.engine.cost = replay.engine.cost
+    cost = load_cost(arguments.cost)
+    if info.temperature > 0:  # at the prices of the rule that is asked for, not of the recording's
+        cost = cost.sampled(live.config.verification)
+    replay = ReplayDecoder(trace, cost, config)
+    live.engine.cost = cost
     policies = {name: make_scheduler(name) for name in (OFF, *arguments.policies)}
     by_id = {prompt.id: prompt for prompt in load_prompts()}
     rows = np.random.default_rng(arguments.seed).permutation(trace.rows("held-out"))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdepth.scheduler.depth import VerificationRule
 from specdepth.scheduler.state import DrafterKind, Floats, Ints
 
 from .attention import PassLayout
@@ -195,7 +196,9 @@ class DraftModel:
         depths = plan.depths.copy()
         alive = np.flatnonzero(depths > 0)
         self._cache.begin(slots)
-        greedy = not (seqs.temperature[slots] > 0).any()
+        rule: VerificationRule = "coupled" if self._coupled else "rejection"
+        if not (seqs.temperature[slots] > 0).any():
+            rule = "greedy"
         for step in range(top):
             alive = alive[depths[alive] > step]
             if not len(alive):
@@ -215,16 +218,11 @@ class DraftModel:
                 logits = logits[torch.from_numpy(np.flatnonzero(stays)).to(device)]
                 if not len(alive):
                     break
-            if greedy:
-                drawn = argmax(logits)
-                drawn = drawn if self._names is None else self._names[drawn]
-            else:
-                law = self._law(logits, at)
-                drawn = self._draw(law, at, positions)
-                if not self._coupled:
-                    laws.append(law)
-                    law_rows[alive, step] = num_laws + torch.arange(len(alive), device=device)
-                    num_laws += len(alive)
+            drawn, law = self.draw(logits, at, positions, rule)
+            if law is not None:
+                laws.append(law)
+                law_rows[alive, step] = num_laws + torch.arange(len(alive), device=device)
+                num_laws += len(alive)
             tokens[alive, step] = drawn
             lengths[alive] = step + 1
         if plan.keep_drafting is None and shown:
@@ -316,11 +314,30 @@ class DraftModel:
         short = self._vocab_size - law.shape[1]
         return torch.nn.functional.pad(law, (0, short)) if short > 0 else law
 
-    def _draw(self, law: Tensor, at: Ints, positions: Ints) -> Tensor:
-        seqs, device = self._seqs, law.device
+    def draw(
+        self, logits: Tensor, at: Ints, positions: Ints, rule: VerificationRule
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw a token from each row of `logits` [D, V'].
+
+        Args:
+            logits: of the model.
+            at: [D] slots.
+            positions: [D] of the tokens.
+            rule: how the round is verified; "greedy" where none of its sequences samples, and "coupled"
+                draws with the noise that the target will use.
+
+        Returns:
+            int64 [D] of the target's ids, and under "rejection" the laws [D, V] that they were drawn
+            from.
+        """
+        seqs, device = self._seqs, logits.device
+        if rule == "greedy":
+            drawn = argmax(logits)
+            return drawn if self._names is None else self._names[drawn], None
+        law = self._law(logits, at)
         seed = torch.from_numpy(seqs.seed[at]).to(device)
         position = torch.from_numpy(positions).to(device)
-        if self._coupled:
-            return gumbel_argmax(law, seed, position)
+        if rule == "coupled":
+            return gumbel_argmax(law, seed, position), None
         attempt = torch.from_numpy(seqs.attempt[at]).to(device)
-        return sample(law, uniform(seed, position, attempt, Stream.DRAFT))
+        return sample(law, uniform(seed, position, attempt, Stream.DRAFT)), law

@@ -102,6 +102,7 @@ class Engine:
         self.pool = pool
         self.clock = clock
         self.cost = cost
+        self._sampled_cost = cost, cost.sampled(config.verification)
         self.metrics = EngineMetrics(config.max_num_speculative_tokens)
         self.batch = Batch(config, runner, sequences, pool)
         self.round_index = 0
@@ -398,8 +399,16 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_speculative_tokens=config.max_num_speculative_tokens,
             drafter=self.runner.drafter,
-            cost=self.cost,
+            cost=self._prices(slots),
         )
+
+    def _prices(self, slots: Ints) -> CostModel:
+        """`cost`, or that of sampling where most sequences of the round sample."""
+        if 2 * np.count_nonzero(self.seqs.temperature.take(slots)) <= len(slots):
+            return self.cost
+        if self._sampled_cost[0] is not self.cost:
+            self._sampled_cost = self.cost, self.cost.sampled(self.config.verification)
+        return self._sampled_cost[1]
 
     def _plan(self, opened: _OpenRound, asked: Ints) -> RoundPlan:
         """Settle depths, find blocks for them, and fix who takes part."""

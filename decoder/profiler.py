@@ -11,19 +11,22 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from specdepth.scheduler.cost import CostModel
+from specdepth.scheduler.depth import VerificationRule
 from specdepth.scheduler.state import DrafterKind
 
 from .roofline import ModelSize
+from .runner import ModelRole
 
 logger = logging.getLogger(__name__)
 
-PASS_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Default grid of packed tokens; dense where kernels change, up to the default prefill budget."""
+PASS_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Default grid of packed tokens; dense where kernels change (a 17th row is a second tile on AMX), up to the
+default prefill budget."""
 DRAFT_SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CATCH_UP_TOKENS = (4, 16)
 """Tokens beyond one a sequence from which the price of catching up is fitted."""
@@ -34,8 +37,8 @@ PROMPT_TOKENS = 256
 CHUNK_TOKENS = (64, 256)
 """Prompt chunks at which the price of a prompt token's look at a key is measured."""
 MIN_REPEATS, MAX_REPEATS = 3, 25
-
-ModelRole = Literal["target", "draft"]
+SAMPLED_SEQUENCES, SAMPLED_DEPTH, SAMPLED_REPEATS = 8, 3, 9
+"""The verdict from which the price of a sampled row is measured."""
 
 
 class PassTimer(Protocol):
@@ -90,6 +93,19 @@ class PassTimer(Protocol):
             context_lengths: keys that each sees, those tokens included.
             num_logit_rows: rows of the pass that go through the head.
             model: which of the two models runs.
+        """
+        ...
+
+    def time_sampling(
+        self, num_seqs: int, depth: int, rule: VerificationRule, model: ModelRole = "target"
+    ) -> float:
+        """Return the seconds of a verdict on sequences of `depth` drafts, or of a draft pass's draws.
+
+        Args:
+            num_seqs: sequences.
+            depth: tokens that each has drafted.
+            rule: "greedy" is that at temperature 0, the others sample.
+            model: "target" for the verdict, "draft" for the draws.
         """
         ...
 
@@ -189,7 +205,7 @@ def profile(
         raise ValueError(f"time_budget_s must be above 0, got {time_budget_s}.")
     plan = _plan(timer, tokens, contexts, seed)
     report = progress or (lambda share: None)
-    times = _measure(timer, plan, time_budget_s, seed, report, probe, clock)
+    times, middle = _measure(timer, plan, time_budget_s, seed, report, probe, clock)
     measured = [n for n in sorted(plan.verify) if {plan.verify[n], plan.prefill[n]} <= times.keys()]
     context_s = _slope(times, plan.context, lambda cell: sum(cell.contexts))
     bare = {cell: seconds - context_s * sum(cell.contexts) for cell, seconds in times.items()}
@@ -218,6 +234,7 @@ def profile(
         draft_sequences=tuple(draft),
         draft_s=tuple(times[plan.draft[s]] for s in draft),
         draft_token_s=_slope(times, plan.catch_up, lambda cell: cell.num_tokens),
+        **_sampling_prices(timer, probe or (lambda: 1.0), middle),
         overhead_s=overhead_s,
         weight_bytes=size.weight_bytes if size else None,
         kv_bytes_per_token=size.kv_bytes_per_token if size else None,
@@ -316,8 +333,8 @@ def _measure(
     progress: Callable[[float], None],
     probe: Callable[[], float] | None,
     clock: Callable[[], float],
-) -> dict[_Cell, float]:
-    """Median seconds of each cell; large cells that do not fit the budget are absent."""
+) -> tuple[dict[_Cell, float], float]:
+    """Median seconds of each cell, and of the probe; large cells that do not fit the budget are absent."""
     start = clock()
     speed = probe or (lambda: 1.0)
 
@@ -358,7 +375,31 @@ def _measure(
         sweep_s = clock() - before
     logger.info("profiled %d pass shapes, %d repeats.", len(cells), len(samples[cells[0]]))
     middle = float(np.median(probes))
-    return {cell: middle * float(np.median(values)) for cell, values in samples.items()}
+    return {cell: middle * float(np.median(each)) for cell, each in samples.items()}, middle
+
+
+def _sampling_prices(
+    timer: PassTimer, speed: Callable[[], float], probe_s: float
+) -> dict[str, Any]:
+    """Seconds a row or draw, of each rule, that sampling takes beyond greedy; keys of `CostModel`."""
+    found = {}
+    seqs = min(SAMPLED_SEQUENCES, timer.max_num_seqs)
+    depth = min(SAMPLED_DEPTH, timer.max_num_speculative_tokens)
+    parts: list[tuple[str, ModelRole, int]] = [("row_s", "target", seqs * (1 + depth))]
+    if timer.drafter == "draft-model":
+        parts.append(("draw_s", "draft", seqs))
+    rules: tuple[VerificationRule, ...] = ("greedy", "rejection", "coupled")
+    for name, model, count in parts:
+        each: dict[str, list[float]] = {rule: [] for rule in rules}
+        for repeat in range(1 + SAMPLED_REPEATS):
+            for rule in rules:
+                seconds = timer.time_sampling(seqs, depth, rule, model) / speed()
+                if repeat:
+                    each[rule].append(probe_s * seconds)
+        greedy, *sampled = (float(np.median(each[rule])) for rule in rules)
+        for rule, seconds in zip(rules[1:], sampled, strict=True):
+            found[f"{rule}_{name}"] = max(seconds - greedy, 0.0) / count
+    return found
 
 
 def _slope(

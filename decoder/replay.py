@@ -224,7 +224,8 @@ class ReplayDecoder:
 
     Args:
         trace: what to replay.
-        cost: prices of the machine; they move the clock and are shown to schedulers.
+        cost: prices of the machine, here those of sampling where the trace was sampled; they move the
+            clock and are shown to schedulers.
         config: of the engine; K must not pass the trace's. Sizes that are None are filled in.
         profile: of an engine that is not ours.
 
@@ -272,6 +273,7 @@ class ReplayDecoder:
             config.num_kv_blocks, block_size, config.max_num_seqs, config.max_model_len
         )
         self.runner = ReplayRunner(trace, sequences, config, pad_drafts=profile.pad_drafts)
+        cost = prices_for(trace, cost)
         self.engine = LaggedEngine(config, self.runner, sequences, pool, VirtualClock(cost), cost)
         self.engine.lag = profile.decision_lag
 
@@ -292,6 +294,11 @@ class ReplayDecoder:
         trace = self.trace
         chosen = range(trace.num_requests) if rows is None else rows.tolist()
         return tuple(_request(trace, row, max_new_tokens) for row in chosen)
+
+
+def prices_for(trace: Trace, cost: CostModel) -> CostModel:
+    """`cost` for requests that sample, or do not, as those of `trace` did."""
+    return cost.sampled(trace.info.verification) if trace.info.temperature > 0 else cost
 
 
 def _request(trace: Trace, row: int, max_new_tokens: int | None) -> WorkloadRequest:

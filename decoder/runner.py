@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from specdepth.scheduler.state import Bools, DrafterKind, Floats, Ints
 
 from .clock import PassWork
 from .request import Request
+
+ModelRole = Literal["target", "draft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .gumbel_race import can_race, race
+
 _PREFILTER_WIDTH = 64
 _BLOCK = 64
 _SAMPLE_BLOCK = 256
@@ -287,8 +289,9 @@ def gumbel_argmax(probs: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     is plain argmax.
 
     Computed as the equivalent argmin of -log(u) / p in float64 (an exponential race: one logarithm
-    less), ties to the lowest id. Noise is hashed only where p > 0: on the CPU, rows with few
-    survivors are packed; on CUDA all are hashed, since packing would make the host wait.
+    less), ties to the lowest id. On CPUs with AVX-512 `gumbel_race.c` runs it. Elsewhere noise is
+    hashed only where p > 0 on the CPU, rows with few survivors being packed; on CUDA all are
+    hashed, since packing would make the host wait.
 
     Args:
         probs: [N, V] weights >= 0; rows need not sum to 1, but must not be all 0.
@@ -299,6 +302,8 @@ def gumbel_argmax(probs: Tensor, seed: Tensor, position: Tensor) -> Tensor:
         int64 [N].
     """
     keys = _row_keys(seed, position, Stream.GUMBEL)
+    if can_race(probs):
+        return race(probs, keys)
     if probs.device.type != "cpu":
         return _race_dense(probs, keys)
     survivors = torch.from_numpy(np.flatnonzero(probs.numpy() > 0))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdepth.scheduler.depth import VerificationRule
 from specdepth.scheduler.state import DrafterKind, Ints
 
 from .attention import PassLayout
@@ -22,11 +22,11 @@ from .models import PackedModel
 from .packing import pack, prefill_pairs, tail_rows
 from .paged_model import PagedModel
 from .request import Request
-from .runner import Offer, RoundPlan, RoundResult
+from .runner import ModelRole, Offer, RoundPlan, RoundResult
 from .sampling import argmax, gumbel_argmax, round_uniforms, token_probs
 from .sequences import SequenceTable
 from .signals import law_signals
-from .verification import Verification, verify_equal, verify_rejection
+from .verification import DraftProbs, Verification, verify_equal, verify_rejection
 
 
 class TorchRunner:
@@ -99,7 +99,7 @@ class TorchRunner:
             self._trim(plan, proposal)
         drafted = self._now()
         logits, work = self._verify_pass(plan, proposal)
-        verdict = self._judge(plan, proposal, logits)
+        verdict = self._judge(plan, proposal, logits, self._config.verification)
         num_accepted = verdict.num_accepted.cpu().numpy()
         last = np.cumsum(proposal.lengths + 1) - (proposal.lengths + 1) + num_accepted
         seen = law_signals(logits[torch.from_numpy(last).to(logits.device)])
@@ -183,7 +183,9 @@ class TorchRunner:
             assert self.target.states is not None
             self.draft_source.read_target(layout.write_index, self.target.states)
 
-    def _judge(self, plan: RoundPlan, proposal: Proposal, logits: Tensor) -> Verification:
+    def _judge(
+        self, plan: RoundPlan, proposal: Proposal, logits: Tensor, rule: VerificationRule
+    ) -> Verification:
         seqs, slots, device = self._seqs, plan.slots, logits.device
         host_depths = torch.from_numpy(proposal.lengths)
         depths = host_depths.to(device)
@@ -202,7 +204,7 @@ class TorchRunner:
         )
         seed = torch.from_numpy(seqs.seed[slots]).to(device)
         position = torch.from_numpy(seqs.num_tokens[slots]).to(device)
-        if self._config.verification == "coupled":
+        if rule == "coupled":
             row_of = torch.arange(len(slots)).repeat_interleave(repeats)
             offset = torch.arange(len(row_of)) - (repeats.cumsum(0) - repeats)[row_of]
             row_of, offset = row_of.to(device), offset.to(device)
@@ -257,7 +259,7 @@ class TorchRunner:
         query_lengths: Sequence[int],
         context_lengths: Sequence[int],
         num_logit_rows: int,
-        model: Literal["target", "draft"] = "target",
+        model: ModelRole = "target",
     ) -> float:
         """Return the seconds of one packed pass over made-up sequences; overwrites the KV pool.
 
@@ -303,7 +305,61 @@ class TorchRunner:
         law_signals(logits[: len(lengths)], with_margin=model == "draft").cpu()
         return self._now() - started
 
-    def _model(self, model: Literal["target", "draft"]) -> PagedModel:
+    @torch.inference_mode()
+    def time_sampling(
+        self, num_seqs: int, depth: int, rule: VerificationRule, model: ModelRole = "target"
+    ) -> float:
+        """Return the seconds that a round's verdict, or a draft pass's draws, take at temperature 0.7.
+
+        Args:
+            num_seqs: sequences.
+            depth: tokens that each has drafted; a verdict is on one row more.
+            rule: "greedy" is the same at temperature 0.
+            model: "target" for the verdict, "draft" for the draws.
+
+        Raises:
+            RuntimeError: sequences are running.
+        """
+        if self._seqs.active.any():
+            raise RuntimeError("time_sampling needs all slots; finish or abort all requests first.")
+        slots, source = np.arange(num_seqs), self.draft_source
+        # A slot's arrays are set anew when a request takes it.
+        self._seqs.temperature[slots] = 0.0 if rule == "greedy" else 0.7
+        self._seqs.top_k[slots], self._seqs.top_p[slots] = 0, 1.0
+        generator = torch.Generator().manual_seed(0)
+
+        def made_up(packed: PagedModel, num_rows: int) -> Tensor:
+            # As spread as a language model's, since filters and draws look at what is likely.
+            logits = 2.5 * torch.randn(num_rows, packed.vocab_size, generator=generator)
+            return logits.to(packed.device, packed.dtype)
+
+        laws, positions = None, np.arange(num_seqs)
+        if isinstance(source, DraftModel):
+            logits = made_up(source.model, num_seqs)
+            started = self._now()
+            _, laws = source.draw(logits, slots, positions, rule)
+            if model == "draft":
+                return self._now() - started
+        logits = made_up(self.target, num_seqs * (1 + depth))
+        proposal = Proposal(
+            token_ids=torch.zeros(num_seqs, depth, dtype=torch.int64, device=logits.device),
+            lengths=np.full(num_seqs, depth),
+            probs=None
+            if laws is None
+            else DraftProbs(laws, torch.from_numpy(positions)[:, None].repeat(1, depth)),
+        )
+        plan = RoundPlan(
+            slots=slots,
+            rows=slots,
+            depths=proposal.lengths,
+            prefill_slots=slots[:0],
+            prefill_lengths=slots[:0],
+        )
+        started = self._now()
+        self._judge(plan, proposal, logits, rule)
+        return self._now() - started
+
+    def _model(self, model: ModelRole) -> PagedModel:
         if model == "target":
             return self.target
         if not isinstance(self.draft_source, DraftModel):

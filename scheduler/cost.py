@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -17,7 +17,8 @@ from .cost_checks import MAX_PASS_TOKENS, MAX_SECONDS, grid_of, number, steps_of
 from .curve import Curve
 from .files import read_bounded, write_atomic
 
-if TYPE_CHECKING:  # state.py needs CostModel itself
+if TYPE_CHECKING:  # both need CostModel itself
+    from .depth import VerificationRule
     from .state import DrafterKind, RoundOutcome
 
 FORMAT = "specdepth-cost-model"
@@ -25,6 +26,8 @@ FORMAT_VERSION = 1
 
 _MAX_FILE_BYTES = 1 << 20
 _LISTS = ("tokens", "verify_s", "prefill_s", "draft_sequences", "draft_s", "cuda_graph_sizes")
+
+_SAMPLING = ("rejection_row_s", "coupled_row_s", "rejection_draw_s", "coupled_draw_s")
 
 Scalar = int | float | np.integer[Any] | np.floating[Any]
 
@@ -63,6 +66,15 @@ class CostModel:
     """Draft pass that adds one token to each of so many sequences."""
     draft_token_s: float = 0.0
     """For each token that the draft model has to catch up on."""
+    rejection_row_s: float = 0.0
+    """For each row of target logits that rejection sampling judges at a temperature above 0, beyond a
+    greedy one; see `sampled`."""
+    coupled_row_s: float = 0.0
+    """The same under coupled verification."""
+    rejection_draw_s: float = 0.0
+    """For each token that a draft model draws from its law under rejection sampling, beyond a greedy one."""
+    coupled_draw_s: float = 0.0
+    """The same under coupled verification."""
     overhead_s: float = 0.0
     """Fixed cost of a round outside the passes: scheduling and bookkeeping."""
     cuda_graph_sizes: tuple[int, ...] = ()
@@ -95,7 +107,7 @@ class CostModel:
         else:
             put(self, "draft_sequences", ())
             put(self, "draft_s", ())
-        for name in ("context_s", "prefill_pair_s", "draft_token_s", "overhead_s"):
+        for name in ("context_s", "prefill_pair_s", "draft_token_s", "overhead_s", *_SAMPLING):
             put(self, name, number(name, getattr(self, name), MAX_SECONDS))
         for name in ("weight_bytes", "kv_bytes_per_token", "flops_per_token"):
             if getattr(self, name) is not None:
@@ -159,6 +171,28 @@ class CostModel:
 
         path = Path(path)
         return fit_step_times(read_step_times(path), name=path.stem)
+
+    def sampled(self, rule: VerificationRule) -> CostModel:
+        """These prices where all requests sample: what a verdict under `rule` takes is a row's, and a
+        row is a token's, so it becomes part of `verify_s`, as draws become part of `draft_s`.
+
+        The prices of sampling are 0 in the result, so that nothing is charged twice. Prompt tokens have
+        no rows, and `prefill_s` stays.
+        """
+        if rule == "greedy" or not any(getattr(self, name) for name in _SAMPLING):
+            return self
+        row_s, draw_s = (getattr(self, f"{rule}_{name}") for name in ("row_s", "draw_s"))
+        return replace(
+            self,
+            verify_s=tuple(t + n * row_s for n, t in zip(self.tokens, self.verify_s, strict=True)),
+            draft_s=tuple(
+                t + n * draw_s for n, t in zip(self.draft_sequences, self.draft_s, strict=True)
+            ),
+            rejection_row_s=0.0,
+            coupled_row_s=0.0,
+            rejection_draw_s=0.0,
+            coupled_draw_s=0.0,
+        )
 
     @property
     def drafter_is_free(self) -> bool:

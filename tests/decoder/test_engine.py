@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,6 +16,7 @@ from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.engine import Engine
 from specdepth.decoder.request import GenerationResult
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
+from specdepth.scheduler.cost import CostModel
 from tests.decoder.tiny import (
     Watched,
     build_decoder,
@@ -354,6 +356,24 @@ class TestState:
                 assert outcome.num_context_tokens == contexts
                 alone += 1
         assert alone > 5
+
+    def test_prices_are_those_of_sampling_where_most_sequences_sample(self) -> None:
+        cost = replace(CostModel.linear(), rejection_row_s=1e-3)
+        decoder = build_decoder(TARGET, cost=cost)
+        for temperatures, expected in (
+            ((0.0, 0.0, 0.7), cost),
+            ((0.0, 0.7), cost),
+            ((0.7, 0.7, 0.0), cost.sampled("rejection")),
+        ):
+            scheduler = Watched(2)
+            sampling = [SamplingParams(temperature=t, max_new_tokens=6) for t in temperatures]
+            prompts = PROMPTS[: len(sampling)]
+            decoder.generate(prompts, sampling=sampling, depth_scheduler=scheduler)
+            full = [s for s in scheduler.states if s.num_running == len(sampling)]
+            assert full
+            assert all(state.cost == expected for state in full)
+        decoder.engine.cost = CostModel.linear(base_s=1.0)  # has no price of sampling
+        assert decoder.engine._prices(np.zeros(0, np.int64)) is decoder.engine.cost
 
     def test_draft_signals_end_with_the_first_rejected_token(self) -> None:
         scheduler = Watched(6)

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.profiler import MAX_REPEATS, PASS_TOKENS, profile, round_overhead_s
 from specdepth.decoder.roofline import ModelSize
+from specdepth.scheduler.depth import VerificationRule
 from specdepth.scheduler.state import DrafterKind
+from tests.decoder.tiny import build_decoder, noisy_copy, repetitive_prompts, tiny_llama
+from tests.decoder.tiny_eagle import tiny_eagle
+
+SAMPLED_S = {
+    "target": {"greedy": 4e-5, "rejection": 3.4e-4, "coupled": 9.4e-4},
+    "draft": {"greedy": 1e-5, "rejection": 2.1e-4, "coupled": 0.9e-5},
+}
 
 
 class LawTimer:
@@ -83,6 +92,23 @@ class LawTimer:
         elif self.rng.random() < self.spike_share:
             seconds *= 5
         self.passes.append((model, tuple(query_lengths), tuple(context_lengths)))
+        self.now += seconds
+        return seconds
+
+    def time_sampling(
+        self,
+        num_seqs: int,
+        depth: int,
+        rule: VerificationRule,
+        model: Literal["target", "draft"] = "target",
+    ) -> float:
+        assert num_seqs <= self.max_num_seqs
+        assert depth <= self.max_num_speculative_tokens
+        rows = num_seqs * (1 + depth) if model == "target" else num_seqs
+        seconds = 1e-4 + SAMPLED_S[model][rule] * rows
+        if (model, rule) not in self.seen:
+            self.seen.add((model, rule))
+            seconds *= 20
         self.now += seconds
         return seconds
 
@@ -262,6 +288,17 @@ def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
         run(LawTimer(), time_budget_s=budget)
 
 
+def test_the_prices_of_sampling_are_what_it_takes_beyond_greedy() -> None:
+    cost = run(LawTimer())
+    assert cost.rejection_row_s == pytest.approx(3e-4)
+    assert cost.coupled_row_s == pytest.approx(9e-4)
+    assert cost.rejection_draw_s == pytest.approx(2e-4)
+    assert cost.coupled_draw_s == 0.0  # a noisy negative one
+    lookup = run(LawTimer(drafter="prompt-lookup"))
+    assert lookup.coupled_row_s == pytest.approx(9e-4)
+    assert lookup.rejection_draw_s == 0.0
+
+
 def test_overhead_is_time_outside_passes_a_round() -> None:
     assert round_overhead_s(0.2, 0.4, 100) == pytest.approx(0.006)
     assert round_overhead_s(0.0, 0.0, 0) == 0.0
@@ -285,6 +322,16 @@ class DriftingTimer(LawTimer):
         self.now += more
         return seconds + more
 
+    def time_sampling(
+        self,
+        num_seqs: int,
+        depth: int,
+        rule: VerificationRule,
+        model: Literal["target", "draft"] = "target",
+    ) -> float:
+        seconds = super().time_sampling(num_seqs, depth, rule, model)
+        return seconds * self.slowness()
+
     def probe(self) -> float:
         return 0.005 * self.slowness()
 
@@ -299,3 +346,21 @@ def test_a_probe_takes_the_machines_swings_out_of_the_prices() -> None:
     plain, probed = DriftingTimer(), DriftingTimer()
     assert spread(probed.probe, probed) < 1.03
     assert spread(None, plain) > 1.2
+
+
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model", "eagle"])
+def test_the_runner_times_sampling_and_leaves_no_trace(drafter: str) -> None:
+    target = tiny_llama()
+    drafts: dict[str, Any] = {"draft-model": noisy_copy(target, 0.05), "eagle": tiny_eagle(target)}
+    decoder = build_decoder(target, drafts.get(drafter, drafter))
+    prompts = repetitive_prompts()[:3]
+    expected = [r.token_ids for r in decoder.generate(prompts, 8)]
+    parts = ("target",) if drafter == "prompt-lookup" else ("target", "draft")
+    for part in parts:
+        for rule in ("greedy", "rejection", "coupled"):
+            assert decoder.runner.time_sampling(2, 3, rule, part) > 0  # type: ignore[arg-type]
+    assert [r.token_ids for r in decoder.generate(prompts, 8)] == expected
+    decoder.engine.add_request(prompts[0], SamplingParams(max_new_tokens=4))
+    decoder.engine.step()
+    with pytest.raises(RuntimeError, match="abort all requests first"):
+        decoder.runner.time_sampling(2, 3, "coupled")

@@ -23,6 +23,7 @@ from specdepth.scheduler.depth import DraftSignals, ProposalSignals
 from specdepth.scheduler.state import Bools, Ints, RoundOutcome, RoundState
 from tests.decoder.tiny import Watched, build_decoder, noisy_copy, repetitive_prompts, tiny_llama
 from tests.decoder.tiny_eagle import tiny_eagle
+from tests.decoder.traces import toy_trace
 
 TARGET = tiny_llama(eos_token_id=[5, 17, 29, 41, 53])
 COST = CostModel.linear(
@@ -208,3 +209,25 @@ def test_the_recorded_runs_are_of_all_lengths(drafter: str, temperature: float) 
         assert not trace.agreement.any()
     assert trace.stopped.any()
     assert not trace.stopped.all()
+
+
+def test_a_sampled_trace_is_replayed_at_the_prices_of_sampling() -> None:
+    cost = replace(CostModel.linear(), coupled_row_s=1e-3, rejection_row_s=5e-4)
+    greedy = toy_trace(stopped=np.ones(4, np.bool_))
+    info = replace(greedy.info, verification="coupled", temperature=0.7)
+    sampled = replace(greedy, info=info)
+    assert ReplayDecoder(greedy, cost).engine.cost is cost
+    decoder = ReplayDecoder(sampled, cost)
+    assert decoder.engine.cost == cost.sampled("coupled")
+    seconds = []
+    for one in (ReplayDecoder(greedy, cost), decoder):
+        work = Workload(requests=one.requests(), process=ClosedLoop.constant(2))
+        scheduler = Watched(3)
+        serve(one.engine, work, scheduler)
+        rows = sum(int((1 + outcome.num_drafted).sum()) for outcome in scheduler.outcomes)
+        seconds.append(one.engine.clock.now())
+    assert seconds[1] - seconds[0] == pytest.approx(1e-3 * rows, rel=1e-6)
+    # Folded in already, for another rule than the recording's.
+    assert ReplayDecoder(sampled, cost.sampled("rejection")).engine.cost == cost.sampled(
+        "rejection"
+    )

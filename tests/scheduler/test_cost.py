@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.cost_checks import MAX_PASS_TOKENS
+from specdepth.scheduler.depth import VerificationRule
 
 SMOLLM2_S = tuple(ms / 1e3 for ms in (52.9, 61.2, 70.6, 83.2, 106, 159, 262, 463, 911))
 
@@ -411,3 +412,47 @@ def test_oversized_files_are_not_parsed(tmp_path: Path) -> None:
     path.write_bytes(b" " * (1 << 20) + b"{}")
     with pytest.raises(ValueError, match="larger than"):
         CostModel.load(path)
+
+
+SAMPLING = CostModel(
+    name="sampling",
+    tokens=(1, 8, 64),
+    verify_s=(0.04, 0.05, 0.1),
+    prefill_s=(0.04, 0.045, 0.08),
+    draft_sequences=(1, 16),
+    draft_s=(0.004, 0.008),
+    cuda_graph_sizes=(8, 64),
+    rejection_row_s=3e-4,
+    coupled_row_s=9e-4,
+    rejection_draw_s=2e-4,
+    coupled_draw_s=5e-4,
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "row_s", "draw_s"), [("rejection", 3e-4, 2e-4), ("coupled", 9e-4, 5e-4)]
+)
+def test_sampled_rows_are_part_of_a_pass_and_draws_of_a_draft_pass(
+    rule: VerificationRule, row_s: float, draw_s: float
+) -> None:
+    sampled = SAMPLING.sampled(rule)
+    for n in (8, 64):
+        assert sampled.pass_s(n) == pytest.approx(SAMPLING.pass_s(n) + n * row_s)
+        assert sampled.pass_s(n, n) == SAMPLING.pass_s(n, n)  # prompt tokens have no rows
+    assert sampled.draft_pass_s(8) == pytest.approx(SAMPLING.draft_pass_s(8) + 8 * draw_s)
+    assert sampled.sampled("rejection") is sampled  # nothing is charged twice
+    assert sampled.sampled("coupled") is sampled
+
+
+def test_greedy_requests_and_models_without_these_prices_stay_as_they_are() -> None:
+    assert SAMPLING.sampled("greedy") is SAMPLING
+    plain = CostModel.linear()
+    assert plain.sampled("coupled") is plain
+
+
+@pytest.mark.parametrize("name", ["rejection_row_s", "coupled_draw_s"])
+def test_prices_of_sampling_are_checked_and_kept(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=name):
+        CostModel(name="bad", tokens=(1,), verify_s=(0.1,), **{name: -1.0})  # type: ignore[arg-type]
+    SAMPLING.save(tmp_path / "cost.json")
+    assert CostModel.load(tmp_path / "cost.json") == SAMPLING
