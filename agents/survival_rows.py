@@ -32,6 +32,11 @@ GREEDY_LOADS = (1, 4, 16, 32)
 """Loads of greedy rules, whose depths depend on it; other rules need one."""
 ANY_LOAD = 16
 
+UNKNOWN_SHARE = 0.25
+"""Of the rows that a model is fitted to, seen once more without the target's signals: not every engine shows
+them, nor does a trace of a log. Where only first rounds lack them, a model takes their absence for a sign."""
+TARGET = [FEATURE_NAMES.index(n) for n in ("target_known", "target_top1", "target_entropy")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
@@ -93,6 +98,13 @@ class SurvivalRows:
             limits=self.limits[chosen],
             requests=self.requests[chosen],
         )
+
+    def with_unknown_target(self, rng: np.random.Generator) -> SurvivalRows:
+        """All rows, and `UNKNOWN_SHARE` of them once more without the target's signals."""
+        some = self.select(rng.random(len(self)) < UNKNOWN_SHARE)
+        features = some.features.copy()
+        features[:, TARGET] = 0.0
+        return SurvivalRows.concatenate([self, replace(some, features=features)])
 
     @classmethod
     def concatenate(cls, parts: Sequence[SurvivalRows]) -> SurvivalRows:

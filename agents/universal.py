@@ -19,7 +19,6 @@ from specdepth.decoder.trace import Trace
 from specdepth.envs import REPLAY_DECODE
 from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
 from specdepth.scheduler.cost import CostModel
-from specdepth.scheduler.features import FEATURE_NAMES
 from specdepth.scheduler.learned import LearnedScheduler
 from specdepth.scheduler.model_folder import ANY
 from specdepth.scheduler.policy_file import PolicyCard
@@ -47,11 +46,6 @@ START = {1: Shrinkage(price=1.25), 2: Shrinkage(pull=0.2, price=1.25)}
 CHECKS, CHECK_REQUESTS = 3, 96
 """Machines of each trace, and requests of each, on which what the search found for a load must be faster
 than its start with every trace. A short search sees few machines, and may follow their luck."""
-
-UNKNOWN_SHARE = 0.25
-"""Of all rows, seen once more without the target's signals: not every engine shows them, nor does a trace of
-a log. Where only first rounds lack them, a model takes their absence for a sign, and never drafts."""
-TARGET = [FEATURE_NAMES.index(n) for n in ("target_known", "target_top1", "target_entropy")]
 
 Progress = Callable[[float, str], None]
 
@@ -184,15 +178,12 @@ def _rows(
     rng: np.random.Generator,
     behaviours: Callable[[int], list[Behaviour]],
 ) -> SurvivalRows:
-    """Rows of all training splits, under the behaviours for the K of each, some of them twice."""
+    """Rows of all training splits, under the behaviours for the K of each."""
     parts = []
     for trace in traces.values():
         chosen = behaviours(trace.info.max_num_speculative_tokens)
         rows = collect_rows(trace, _cost(trace, rng), trace.rows("train"), chosen)
-        some = rows.select(rng.random(len(rows)) < UNKNOWN_SHARE)
-        features = some.features.copy()
-        features[:, TARGET] = 0.0
-        parts += [rows, replace(some, features=features)]
+        parts.append(rows.with_unknown_target(rng))
     return SurvivalRows.concatenate(parts)
 
 

@@ -12,10 +12,8 @@ import pytest
 from specdepth.agents.cli import main
 from specdepth.agents.offset_search import SearchConfig
 from specdepth.agents.survival_fit import SurvivalFitConfig
-from specdepth.agents.survival_rows import exploring_behaviours
+from specdepth.agents.survival_rows import TARGET, UNKNOWN_SHARE, exploring_behaviours
 from specdepth.agents.universal import (
-    TARGET,
-    UNKNOWN_SHARE,
     UniversalConfig,
     _rows,
     train_universal,
