@@ -47,9 +47,15 @@ class OnlineLogistic:
         self.num_refits = 0
         self._forget_rounds()
 
-    def predict(self, features: Floats) -> Floats:
-        """Return acceptance probabilities for `features` [..., K]; NaN stays NaN."""
-        return np.asarray(0.5 + 0.5 * np.tanh(0.5 * (self.slope * features + self.intercepts)))
+    def predict(self, features: Floats, first: int = 0) -> Floats:
+        """Return acceptance probabilities; NaN stays NaN.
+
+        Args:
+            features: [..., J] of J positions.
+            first: which position they begin with.
+        """
+        intercepts = self.intercepts[first : first + features.shape[-1]]
+        return np.asarray(0.5 + 0.5 * np.tanh(0.5 * (self.slope * features + intercepts)))
 
     def observe(self, features: Floats, tested: Bools, accepted: Bools) -> None:
         """Take in one round, all [R, K]; tokens with an unknown feature are left out."""

@@ -115,7 +115,8 @@ class PricedStops:
         prices = tokens_a_second * (
             self._verify_s[self._num_drawn :] - self._verify_s[self._num_drawn]
         )
-        survival = survival_so_far(self.acceptance, signals.top1)
+        shown = log_odds(signals.top1)
+        survival = survival_so_far(self.acceptance, shown)
         draws = _most_won(survival, prices)
         answer = np.full(len(rows), step)
         answer[draws] = step + 1
@@ -124,9 +125,8 @@ class PricedStops:
             pass_s = state.cost.draft_passes_s(len(may_ride))
             prices = prices[len(draws) :][: len(pass_s)] - prices[len(draws)]
             prices += tokens_a_second * pass_s
-            shown = log_odds(signals.top1[may_ride, -1:])
-            stands = np.nan_to_num(self.following.predict(shown)[:, step])
-            rides = may_ride[_most_won(survival[may_ride] * stands, prices)]
+            stands = self.following.predict(shown[may_ride, -1:], first=step)[:, 0]
+            rides = may_ride[_most_won(survival[may_ride] * np.nan_to_num(stands), prices)]
             answer[rides] = self._limits[rows[rides]]
         self._num_drawn += len(draws)
         return answer
@@ -153,17 +153,15 @@ class PricedStops:
         return f"PricedStops({self.caps!r})"
 
 
-def survival_so_far(acceptance: OnlineLogistic, top1: Floats) -> Floats:
+def survival_so_far(acceptance: OnlineLogistic, shown: Floats) -> Floats:
     """Return P(all tokens up to the next one are accepted), float64 [D].
 
     Args:
         acceptance: of K positions.
-        top1: [D, at most K] largest draft probabilities; an unknown one is worth nothing.
+        shown: [D, at most K] log-odds of the largest draft probabilities; an unknown one is worth nothing.
     """
-    features = np.zeros((len(top1), len(acceptance.intercepts)))
-    features[:, : top1.shape[1]] = log_odds(top1)
-    rates = acceptance.predict(features)[:, : top1.shape[1]]
-    return np.asarray(np.nan_to_num(rates).prod(axis=1), np.float64)
+    rates = np.nan_to_num(acceptance.predict(shown))
+    return np.asarray(np.multiply.reduce(rates, axis=1), np.float64)
 
 
 def _most_won(worth: Floats, prices: Floats) -> Ints:

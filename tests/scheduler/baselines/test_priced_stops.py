@@ -191,7 +191,7 @@ def test_survival_so_far_uses_the_intercept_of_each_position() -> None:
     model = OnlineLogistic(3)
     model.slope, model.intercepts = 1.0, np.array([0.0, np.log(3), 5.0])
     # Odds of a half are 1: rates 0.5 and 0.75.
-    assert survival_so_far(model, np.full((1, 2), 0.5)) == pytest.approx([0.375])
+    assert survival_so_far(model, np.zeros((1, 2))) == pytest.approx([0.375])
 
 
 # ------------------------------------------------------------- what it learns
