@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specdepth.decoder.clock import ThreadClock, WallClock
 from specdepth.decoder.cost_error import MEDIAN_BAR, P95_BAR, CostError, measure_cost_error
 from specdepth.decoder.pass_noise import measure_noise
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.scheduler.cost import CostModel
 
-from .evaluate import has_thread_time, timed_by
+from .evaluate import timed_by_work
 from .tables import Grid
 
 
@@ -36,7 +35,7 @@ def check_cost(
         progress: called with the share that is done.
         probe: see `measure_cost_error`.
     """
-    with timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock()):
+    with timed_by_work(decoder):
         return measure_cost_error(
             decoder.engine,
             cost,
@@ -55,7 +54,7 @@ def check_noise(
     probe: Callable[[], float] | None = None,
 ) -> CostError:
     """What a cost model that knew each shape's median would still be off by, on this machine now."""
-    with timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock()):
+    with timed_by_work(decoder):
         return measure_noise(decoder.runner, seconds=seconds, seed=seed, probe=probe)
 
 

@@ -11,7 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -102,6 +102,11 @@ def timed_by(decoder: SpeculativeDecoder, clock: Clock) -> Iterator[None]:
         yield
     finally:
         engine.clock, runner.clock = before
+
+
+def timed_by_work(decoder: SpeculativeDecoder) -> AbstractContextManager[None]:
+    """`timed_by` the CPU time of this thread where that is all the work, else the wall."""
+    return timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock())
 
 
 @dataclass(slots=True)

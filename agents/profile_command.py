@@ -156,15 +156,14 @@ def measure_cost(
         progress: called with the share that is done.
         probe: tells the machine's speed; a `SpeedProbe` of the decoder by default.
     """
-    from specdepth.decoder.clock import ThreadClock, WallClock
     from specdepth.decoder.profiler import profile
     from specdepth.decoder.roofline import ModelSize
     from specdepth.decoder.speed_probe import SpeedProbe
 
-    from .evaluate import has_thread_time, timed_by
+    from .evaluate import timed_by_work
 
     target, runner = decoder.target, decoder.runner
-    with timed_by(decoder, ThreadClock() if has_thread_time(decoder) else WallClock()):
+    with timed_by_work(decoder):
         cost = profile(
             runner,
             name=decoder.model_pair,
