@@ -6,14 +6,12 @@
    same bits in every schedule.
 
    Legend: H query heads, J key/value heads, D head size (a multiple of 32). A tile holds 16 queries, which
-   are the H / J query heads of one token after the other, of one key/value head. Built by amx_attention.py. */
+   are the H / J query heads of one token after the other, of one key/value head. Called by amx_attention.py. */
 
-#include <immintrin.h>
-#include <stdint.h>
+#include "amx_tiles.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define CHUNK 256     /* keys whose scores are held at a time */
 #define TILES 16      /* tiles of queries that go through the keys together */
@@ -21,8 +19,6 @@
    MASKED * scale - MASKED * scale must be 0 and not the rounding of a product, which is large. */
 #define MASKED -0x1p100f
 #define LOG2_E 1.44269504f
-
-typedef uint16_t bf16;
 
 typedef struct {
   const bf16 *queries; /* [T, H, D] with the strides below */
@@ -49,21 +45,6 @@ typedef struct {
   bf16 *values;   /* [CHUNK / 32, D / 16, 16, 32] pairs of keys down, dimensions across */
   float *product; /* [16, D] */
 } Scratch;
-
-/* Ask the kernel for the tile registers; 0 when granted. */
-int specdepth_amx_request(void) {
-  return (int)syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */);
-}
-
-static void configure_tiles(void) {
-  struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } config = {.palette = 1};
-  for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = 16;
-  _tile_loadconfig(&config);
-}
 
 /* 2 ** x to 4e-6, which bfloat16 does not see. */
 static inline __m512 exp2_of(__m512 x) {

@@ -1,18 +1,12 @@
-"""Builds and calls `amx_attention.c`, paged attention for bfloat16 on CPUs with AMX.
+"""Calls `amx_attention.c`, paged attention for bfloat16 on CPUs with AMX.
 
 SDPA over paged keys is bound by its calls there: eight sequences with 250 keys took 19 ms in 30 layers,
-where this takes 7, most of it the time to read the pool. Without a C compiler or the instructions
-attention is SDPA.
+where this takes 7, most of it the time to read the pool.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import os
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,18 +15,11 @@ from torch import Tensor
 
 from specdepth.scheduler.state import Ints
 
-from .native import compiled, cpu_flags
-
-logger = logging.getLogger(__name__)
+from . import amx
 
 BLOCK_MULTIPLE = 16
 """Keys that the kernel takes at a time: they must lie one behind the other in the pool."""
 HEAD_MULTIPLE = 32
-
-_SOURCE = Path(__file__).with_suffix(".c")
-_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16")
-_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
-_ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 
 
 class _Pass(ctypes.Structure):
@@ -98,13 +85,13 @@ class AmxPass:
         if rows.stride(2) != 1:
             rows = rows.contiguous()
         out = rows.new_empty(num_tokens, num_heads, head_dim)
-        struct, kernel = self._struct, load()
-        assert kernel is not None
+        struct, kernels = self._struct, amx.load()
+        assert kernels is not None
         struct.queries, struct.pool, struct.out = rows.data_ptr(), pool.data_ptr(), out.data_ptr()
         struct.token_stride, struct.head_stride = rows.stride(0), rows.stride(1)
         struct.num_heads, struct.num_kv_heads = num_heads, pool.shape[2] // (2 * head_dim)
         struct.head_dim, struct.window, struct.scale = head_dim, window or 0, scale
-        if kernel.specdepth_amx_attention(ctypes.byref(struct), torch.get_num_threads()):
+        if kernels.specdepth_amx_attention(ctypes.byref(struct), torch.get_num_threads()):
             raise MemoryError("the attention kernel got no memory for its scratch space.")
         return out
 
@@ -112,27 +99,4 @@ class AmxPass:
 def can_attend(dtype: torch.dtype, device: torch.device, key_dim: int, value_dim: int) -> bool:
     """Whether the kernel is there and takes such heads."""
     fits = key_dim == value_dim and key_dim % HEAD_MULTIPLE == 0
-    return fits and dtype == torch.bfloat16 and device.type == "cpu" and load() is not None
-
-
-@functools.cache
-def load() -> ctypes.CDLL | None:
-    """The compiled kernel; None where it cannot be had, with a line in the log that says why."""
-    # oneDNN's own variable, with which one looks at a machine without AMX.
-    limit = os.environ.get(_ISA_LIMIT, "ALL").upper()
-    if not cpu_flags().issuperset(_NEEDED) or not any(
-        i in limit for i in ("ALL", "DEFAULT", "AMX")
-    ):
-        return None
-    try:
-        kernel = compiled(_SOURCE, _FLAGS)
-    except (OSError, subprocess.SubprocessError) as reason:
-        logger.warning("attention runs without its AMX kernel, at half the speed: %s.", reason)
-        return None
-    if kernel.specdepth_amx_request():
-        logger.warning(
-            "attention runs without its AMX kernel: the system grants no tile registers."
-        )
-        return None
-    kernel.specdepth_amx_attention.argtypes = (ctypes.c_void_p, ctypes.c_int64)
-    return kernel
+    return fits and dtype == torch.bfloat16 and device.type == "cpu" and amx.load() is not None

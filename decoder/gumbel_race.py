@@ -61,7 +61,7 @@ def load() -> ctypes.CDLL | None:
     if not cpu_flags().issuperset(_NEEDED):
         return None
     try:
-        kernel = compiled(_SOURCE, _FLAGS)
+        kernel = compiled([_SOURCE], _FLAGS)
     except (OSError, subprocess.SubprocessError) as reason:
         logger.warning("Gumbel sampling runs without its kernel, ten times slower: %s.", reason)
         return None

@@ -30,12 +30,15 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-def compiled(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """Load the shared library of one C file, compiled unless the very same was before.
+def compiled(
+    sources: Sequence[Path], flags: Sequence[str] = (), *, headers: Sequence[Path] = ()
+) -> ctypes.CDLL:
+    """Load the shared library of some C files, compiled unless the very same were before.
 
     Args:
-        source: the file.
+        sources: the files; the first gives its name.
         flags: for the compiler, besides optimisation and OpenMP.
+        headers: what they include out of their folder.
 
     Raises:
         OSError: no compiler, a cache folder that cannot be written, or a library that cannot be loaded.
@@ -45,30 +48,34 @@ def compiled(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
     import platformdirs
 
     options = (*_BASE_FLAGS, *flags)
-    digest = hashlib.sha256(source.read_bytes() + " ".join(options).encode()).hexdigest()[:16]
+    content = b"\0".join([path.read_bytes() for path in (*sources, *headers)])
+    digest = hashlib.sha256(content + " ".join(options).encode()).hexdigest()[:16]
     folder = platformdirs.user_cache_path("specdepth", appauthor=False) / "native"
-    library = folder / f"{source.stem}-{digest}.so"
+    library = folder / f"{sources[0].stem}-{digest}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _compile(source, options, library)
+        _compile(sources, options, library)
     return ctypes.CDLL(str(library))
 
 
-def _compile(source: Path, options: Sequence[str], library: Path) -> None:
+def _compile(sources: Sequence[Path], options: Sequence[str], library: Path) -> None:
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise FileNotFoundError(f"there is no C compiler ({', '.join(COMPILERS)}); install gcc")
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build.") as name:
-        made, shared = Path(name) / "one.o", Path(name) / "one.so"
+        objects = [Path(name) / f"{source.stem}.o" for source in sources]
+        shared = Path(name) / "all.so"
+        for source, made in zip(sources, objects, strict=True):
+            _run([compiler, *options, "-c", str(source), "-o", str(made)], source.name)
         # Linked without a runtime of OpenMP: torch has brought one, and two would each keep threads.
-        for command in (
-            [compiler, *options, "-c", str(source), "-o", str(made)],
-            [compiler, "-shared", str(made), "-o", str(shared)],
-        ):
-            run = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-            if run.returncode:
-                lines = run.stderr.strip().splitlines()
-                raise subprocess.SubprocessError(
-                    f"{compiler} could not compile {source.name} ({lines[0] if lines else 'no reason'})"
-                )
+        _run([compiler, "-shared", *map(str, objects), "-o", str(shared)], library.name)
         os.replace(shared, library)  # whoever compiles at the same time makes the same file
+
+
+def _run(command: list[str], what: str) -> None:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    if run.returncode:
+        lines = run.stderr.strip().splitlines()
+        raise subprocess.SubprocessError(
+            f"{command[0]} could not compile {what} ({lines[0] if lines else 'no reason'})"
+        )

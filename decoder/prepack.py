@@ -1,4 +1,4 @@
-"""Prepacked weights for bf16 on CPU: oneDNN's own layout, chosen once instead of at every call, and
+"""Prepacked weights for bf16 on CPU: put into their kernel's layout once instead of at every call, and
 projections of one input joined into one multiplication. What inductor's freezing does, without its
 compile time.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from .amx_linear import AmxLinear, can_multiply
 
 JOINT_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Sibling linear layers that transformers' models call on the same input."""
@@ -29,16 +31,20 @@ def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` on a weight in oneDNN's layout. Inference only."""
+    """`nn.Linear` on a weight in the layout of `AmxLinear`, or of oneDNN. Inference only."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
+        self._amx = AmxLinear(weight, bias) if can_multiply(weight) else None
+        if self._amx is None:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
         self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        if self._amx is not None:
+            return self._amx(x)
         result: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._packed, self._bias, "none", [], ""
         )

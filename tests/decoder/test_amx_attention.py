@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +11,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specdepth.decoder import amx_attention
+from specdepth.decoder import amx
 from specdepth.decoder.attention import LayerKV, attend, build_layout
 from specdepth.decoder.models import PackedModel
 from tests.decoder.tiny import tiny_llama
 
-needs_amx = pytest.mark.skipif(
-    amx_attention.load() is None, reason="needs AMX, Linux and a C compiler"
-)
+needs_amx = pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler")
 CPU = torch.device("cpu")
 
 
@@ -188,14 +184,6 @@ def test_scores_that_overflow_an_exponential() -> None:
     assert float((got.double() - one.exact()).abs().max()) < 10  # of 1,000: one key takes all
 
 
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    """What `load` found before is asked anew, here and afterwards."""
-    amx_attention.load.cache_clear()
-    yield
-    amx_attention.load.cache_clear()
-
-
 @needs_amx
 def test_a_model_takes_it_where_it_fits() -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}
@@ -212,38 +200,3 @@ def test_blocks_of_another_size_take_the_other_attention() -> None:
     for block_size in (8, 16, 24, 32):
         model.allocate(2, block_size)
         assert (model.layout(*one).amx is None) == (block_size % 16 > 0)
-
-
-@needs_amx
-@pytest.mark.usefixtures("forgotten")
-def test_without_a_compiler_attention_is_the_other_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    with caplog.at_level(logging.WARNING):
-        assert amx_attention.load() is None
-    assert "no C compiler" in caplog.text
-    wide: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}
-    assert PackedModel(tiny_llama(dtype=torch.bfloat16, **wide)).backend == "sdpa"
-
-
-@pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("missing", ["amx_bf16", "avx512_bf16"])
-def test_a_cpu_without_the_instructions_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
-) -> None:
-    flags = frozenset(amx_attention._NEEDED) - {missing}
-    monkeypatch.setattr(amx_attention, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(amx_attention, "compiled", None)
-    assert amx_attention.load() is None
-    assert not caplog.records
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_onednns_own_limit_holds_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx_attention, "cpu_flags", lambda: frozenset(amx_attention._NEEDED))
-    monkeypatch.setattr(amx_attention, "compiled", None)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_bf16")
-    assert amx_attention.load() is None

@@ -1,0 +1,52 @@
+"""Kernels for Intel AMX: whether they are there, and how to call them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import subprocess
+from pathlib import Path
+
+from .native import compiled, cpu_flags
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
+_SOURCES = tuple(_FOLDER / name for name in ("amx_attention.c", "amx_linear.c"))
+_HEADERS = (_FOLDER / "amx_tiles.h",)
+_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16")
+_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+_ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+"""Number of the system call on x86-64, and what asks Linux for the tile registers."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The compiled kernels; None where they cannot be had, with a line in the log that says why."""
+    # oneDNN's own variable, with which one looks at a machine without AMX.
+    limit = os.environ.get(_ISA_LIMIT, "ALL").upper()
+    if not cpu_flags().issuperset(_NEEDED) or not any(
+        i in limit for i in ("ALL", "DEFAULT", "AMX")
+    ):
+        return None
+    try:
+        kernels = compiled(_SOURCES, _FLAGS, headers=_HEADERS)
+    except (OSError, subprocess.SubprocessError) as reason:
+        logger.warning("bfloat16 runs without the AMX kernels, at half the speed: %s.", reason)
+        return None
+    if ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA):
+        logger.warning(
+            "bfloat16 runs without the AMX kernels: the system grants no tile registers."
+        )
+        return None
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    kernels.specdepth_amx_attention.argtypes = (address, number)
+    kernels.specdepth_amx_pack.argtypes = (address, number, number, address)
+    kernels.specdepth_amx_linear.argtypes = (
+        *(address, number, address, address),
+        *(number, number, number, address, number),
+    )
+    return kernels
