@@ -14,8 +14,8 @@ from .native import compiled, cpu_flags
 logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_SOURCES = tuple(_FOLDER / name for name in ("amx_attention.c", "amx_linear.c"))
-_HEADERS = (_FOLDER / "amx_tiles.h",)
+_SOURCES = tuple(_FOLDER / name for name in ("amx_attention.c", "amx_linear.c", "amx_layer.c"))
+_HEADERS = (_FOLDER / "amx_common.h",)
 _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16")
 _FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
 _ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
@@ -49,4 +49,15 @@ def load() -> ctypes.CDLL | None:
         *(address, number, address, address),
         *(number, number, number, address, number),
     )
+    kernels.specdepth_amx_norm.argtypes = (
+        *(address, number, address, ctypes.c_float),
+        *(number, number, address, number),
+    )
+    kernels.specdepth_amx_rotate.argtypes = (
+        *(address, number, address, address, number, number),
+        *(number, number, address, address, number, number),
+    )
+    kernels.specdepth_amx_gate.argtypes = (address, number, number, address, number)
+    for name in ("pack", "norm", "rotate", "gate"):
+        getattr(kernels, f"specdepth_amx_{name}").restype = None
     return kernels

@@ -8,7 +8,7 @@
    Legend: H query heads, J key/value heads, D head size (a multiple of 32). A tile holds 16 queries, which
    are the H / J query heads of one token after the other, of one key/value head. Called by amx_attention.py. */
 
-#include "amx_tiles.h"
+#include "amx_common.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,6 @@
 /* Finite, since a chunk without a visible key must not give NaN, and a power of two, since there the fused
    MASKED * scale - MASKED * scale must be 0 and not the rounding of a product, which is large. */
 #define MASKED -0x1p100f
-#define LOG2_E 1.44269504f
 
 typedef struct {
   const bf16 *queries; /* [T, H, D] with the strides below */
@@ -45,17 +44,6 @@ typedef struct {
   bf16 *values;   /* [CHUNK / 32, D / 16, 16, 32] pairs of keys down, dimensions across */
   float *product; /* [16, D] */
 } Scratch;
-
-/* 2 ** x to 4e-6, which bfloat16 does not see. */
-static inline __m512 exp2_of(__m512 x) {
-  __m512 whole = _mm512_roundscale_ps(x, 0), part = _mm512_sub_ps(x, whole);
-  __m512 y = _mm512_set1_ps(9.61812910e-3f);
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(5.55041086e-2f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.40226507e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.93147181e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(1.f));
-  return _mm512_scalef_ps(y, whole);
-}
 
 static inline void transpose(__m512i r[16]) {
   __m512i t[16];

@@ -6,7 +6,7 @@
 
    Legend: M rows, N outputs and K inputs, both multiples of 32. Called by amx_linear.py. */
 
-#include "amx_tiles.h"
+#include "amx_common.h"
 
 #include <stdlib.h>
 
