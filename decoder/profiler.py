@@ -24,7 +24,10 @@ from .runner import ModelRole
 
 logger = logging.getLogger(__name__)
 
-PASS_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+PASS_TOKENS = (
+    *(1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 64, 65),
+    *(96, 128, 192, 256, 384, 512),
+)
 """Default grid of packed tokens; dense where kernels change (a 17th row is a second tile on AMX), up to the
 default prefill budget."""
 DRAFT_SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
