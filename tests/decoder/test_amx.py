@@ -147,6 +147,5 @@ def test_text_in_bfloat16_does_not_depend_on_the_schedule(drafter: str, temperat
         decoder = build_decoder(MODEL, draft, **(settings | options))
         results = decoder.generate(prompts, sampling=sampling, depth_scheduler=depth)
         texts.append([result.token_ids for result in results])
-    assert texts[1] == texts[0]
-    assert texts[2] == texts[0]
-    assert texts[3] == texts[0]
+    assert results.metrics.num_preemptions > 0
+    assert texts[1:] == texts[:1] * 3

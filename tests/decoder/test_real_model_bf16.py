@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler"),
 ]
 
-NUM_TOKENS = 40
+NUM_TOKENS = 32
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -53,8 +53,5 @@ def test_text_does_not_depend_on_drafter_depths_batch_or_pool(temperature: float
         ]
         batch = decoder.generate(prompts, sampling=sampling, depth_scheduler=depth)
         texts.append([result.token_ids for result in batch])
-        assert (batch.metrics.num_preemptions > 0) == (blocks == 60)
     assert sum(map(len, texts[0])) > 200
-    assert texts[1] == texts[0]
-    assert texts[2] == texts[0]
-    assert texts[3] == texts[0]
+    assert texts[1:] == texts[:1] * 3
