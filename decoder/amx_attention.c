@@ -291,10 +291,12 @@ int specdepth_amx_attention(const Pass *p, int64_t num_threads) {
     configure_tiles();
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < num_pieces; i++) {
-      if (memory)
+      if (memory) {
         attend(p, &pieces[i], &scratch);
-      else
+      } else {
+#pragma omp atomic write
         failed = 1;
+      }
     }
     _tile_release();
     free(memory);

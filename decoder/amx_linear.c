@@ -77,6 +77,7 @@ static void multiply(const bf16 *rows, const bf16 *weight, const float *bias, in
 /* x [M, K] with rows `stride` apart, bias [N] or null, y [M, N]. Returns 0, or 1 without memory. */
 int specdepth_amx_linear(const bf16 *x, int64_t stride, const bf16 *packed, const float *bias, int64_t M, int64_t N,
                          int64_t K, bf16 *y, int64_t num_threads) {
+  if (!M) return 0;
   const int64_t tiles = (M + 15) / 16;
   bf16 *rows = aligned_alloc(64, tiles * 16 * K * sizeof(bf16));
   if (!rows) return 1;

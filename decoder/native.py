@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch  # noqa: F401  # brings the OpenMP runtime that libraries are loaded against
+
 COMPILERS = ("gcc", "cc", "clang")
 """Tried in this order; the environment variable CC goes first."""
 
