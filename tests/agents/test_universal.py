@@ -95,9 +95,18 @@ def test_a_quarter_of_the_rows_is_seen_without_the_targets_signals_too() -> None
     }
 
 
-def test_the_shipped_policy_drafts_where_the_target_shows_nothing() -> None:
+@pytest.mark.parametrize(
+    ("policy", "pair", "cost_name"),
+    [
+        ("universal-1", "smollm2-eagle3", "cpu-smollm2-eagle3-bf16"),
+        ("smollm2-prompt-lookup-cpu-bf16", "smollm2-prompt-lookup", "cpu-smollm2-bf16"),
+    ],
+)
+def test_shipped_policies_draft_where_the_target_shows_nothing(
+    policy: str, pair: str, cost_name: str
+) -> None:
     """As in a trace of a log: a fit that knew only first rounds without signals never drafted there."""
-    trace, cost = load_trace("smollm2-eagle3-greedy"), load_cost("cpu-smollm2-eagle3-bf16")
+    trace, cost = load_trace(f"{pair}-greedy"), load_cost(cost_name)
     unknown = np.full(len(trace.accepted), np.nan)
     silent = replace(trace, target_top1=unknown, target_entropy=unknown)
     depths = []
@@ -105,9 +114,7 @@ def test_the_shipped_policy_drafts_where_the_target_shows_nothing() -> None:
         decoder = ReplayDecoder(one, cost)
         requests = decoder.requests(one.rows("held-out")[:12])
         workload = Workload(requests=requests, process=ClosedLoop.constant(4))
-        depths.append(
-            serve(decoder.engine, workload, find_policy("universal-1")).metrics.mean_depth
-        )
+        depths.append(serve(decoder.engine, workload, find_policy(policy)).metrics.mean_depth)
     assert depths[0] > 1
     assert depths[1] > 0.8 * depths[0]
 
