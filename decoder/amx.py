@@ -6,10 +6,9 @@ import ctypes
 import functools
 import logging
 import os
-import subprocess
 from pathlib import Path
 
-from .native import compiled, cpu_flags
+from .native import compiled_for
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +27,16 @@ def load() -> ctypes.CDLL | None:
     """The compiled kernels; None where they cannot be had, with a line in the log that says why."""
     # oneDNN's own variable, with which one looks at a machine without AMX.
     limit = os.environ.get(_ISA_LIMIT, "ALL").upper()
-    if not cpu_flags().issuperset(_NEEDED) or not any(
-        i in limit for i in ("ALL", "DEFAULT", "AMX")
-    ):
+    if not any(isa in limit for isa in ("ALL", "DEFAULT", "AMX")):
         return None
-    try:
-        kernels = compiled(_SOURCES, _FLAGS, headers=_HEADERS)
-    except (OSError, subprocess.SubprocessError) as reason:
-        logger.warning("bfloat16 runs without the AMX kernels, at half the speed: %s.", reason)
+    kernels = compiled_for(
+        _NEEDED,
+        _SOURCES,
+        _FLAGS,
+        headers=_HEADERS,
+        without="bfloat16 runs without the AMX kernels, at half the speed",
+    )
+    if kernels is None:
         return None
     if ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA):
         logger.warning(

@@ -108,7 +108,7 @@ def default_model_path(
 
 
 def model_cache() -> Path:
-    """The folder under which converted models are kept; XDG_CACHE_HOME moves it on Linux."""
+    """The user's cache folder: converted models, compiled kernels; XDG_CACHE_HOME moves it on Linux."""
     # Here and not above: the GPU check runs where this package is not installed.
     import platformdirs
 

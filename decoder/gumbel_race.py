@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
-import subprocess
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .native import compiled, cpu_flags
-
-logger = logging.getLogger(__name__)
+from .native import compiled_for
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _NEEDED = ("avx512f", "avx512dq")
@@ -58,12 +54,13 @@ def race(weights: Tensor, keys: Tensor) -> Tensor:
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The compiled kernel; None where it cannot be had, with a line in the log that says why."""
-    if not cpu_flags().issuperset(_NEEDED):
-        return None
-    try:
-        kernel = compiled([_SOURCE], _FLAGS)
-    except (OSError, subprocess.SubprocessError) as reason:
-        logger.warning("Gumbel sampling runs without its kernel, ten times slower: %s.", reason)
+    kernel = compiled_for(
+        _NEEDED,
+        [_SOURCE],
+        _FLAGS,
+        without="Gumbel sampling runs without its kernel, ten times slower",
+    )
+    if kernel is None:
         return None
     kernel.specdepth_gumbel_race.argtypes = (
         *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch  # noqa: F401  # brings the OpenMP runtime that libraries are loaded against
+
+logger = logging.getLogger(__name__)
 
 COMPILERS = ("gcc", "cc", "clang")
 """Tried in this order; the environment variable CC goes first."""
@@ -46,18 +49,37 @@ def compiled(
         OSError: no compiler, a cache folder that cannot be written, or a library that cannot be loaded.
         subprocess.SubprocessError: the compiler failed.
     """
-    # Here and not above: the GPU check runs where this package is not installed.
-    import platformdirs
+    from .default_model import model_cache  # needs packages that the GPU check does without
 
     options = (*_BASE_FLAGS, *flags)
     content = b"\0".join([path.read_bytes() for path in (*sources, *headers)])
     digest = hashlib.sha256(content + " ".join(options).encode()).hexdigest()[:16]
-    folder = platformdirs.user_cache_path("specdepth", appauthor=False) / "native"
+    folder = model_cache() / "native"
     library = folder / f"{sources[0].stem}-{digest}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _compile(sources, options, library)
     return ctypes.CDLL(str(library))
+
+
+def compiled_for(
+    cpu: Collection[str],
+    sources: Sequence[Path],
+    flags: Sequence[str],
+    *,
+    headers: Sequence[Path] = (),
+    without: str,
+) -> ctypes.CDLL | None:
+    """`compiled`, or None: on a CPU that lacks one of the instruction sets `cpu`, and where it fails; then a
+    warning begins with `without`, what that means.
+    """
+    if not cpu_flags().issuperset(cpu):
+        return None
+    try:
+        return compiled(sources, flags, headers=headers)
+    except (OSError, subprocess.SubprocessError) as reason:
+        logger.warning("%s: %s.", without, reason)
+        return None
 
 
 def _compile(sources: Sequence[Path], options: Sequence[str], library: Path) -> None:

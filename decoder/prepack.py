@@ -39,7 +39,7 @@ class PackedLinear(nn.Module):
         self._amx = AmxLinear(weight, bias) if can_multiply(weight) else None
         if self._amx is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
-        self._bias = None if bias is None else bias.detach()
+            self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdepth.decoder import amx
+from specdepth.decoder import amx, native
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.models import PackedModel
 from specdepth.scheduler.baselines import RandomDepth
@@ -60,16 +60,16 @@ def test_a_cpu_without_the_instructions_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
 ) -> None:
     flags = frozenset(amx._NEEDED) - {missing}
-    monkeypatch.setattr(amx, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(amx, "compiled", None)
+    monkeypatch.setattr(native, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(native, "compiled", None)
     assert amx.load() is None
     assert not caplog.records
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_onednns_own_limit_holds_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "cpu_flags", lambda: frozenset(amx._NEEDED))
-    monkeypatch.setattr(amx, "compiled", None)
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(amx._NEEDED))
+    monkeypatch.setattr(native, "compiled", None)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_bf16")
     assert amx.load() is None
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from specdepth.decoder import amx
 from specdepth.decoder.attention import LayerKV, attend, build_layout
 from specdepth.decoder.models import PackedModel
+from tests.decoder.threads import torch_threads
 from tests.decoder.tiny import tiny_llama
 
 needs_amx = pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler")
@@ -152,12 +153,8 @@ def test_a_query_gets_the_same_bits_at_any_depth(start: int, window: int | None)
 def test_threads_change_nothing() -> None:
     one = case([(9, 300), (1, 40), (300, 10), (17, 500)])
     expected = one.run()
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with torch_threads(3):
         assert torch.equal(one.run(), expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 @needs_amx

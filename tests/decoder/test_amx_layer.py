@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from specdepth.decoder import amx, amx_layer
 from specdepth.decoder.lean_llama import _rotate_
+from tests.decoder.threads import torch_threads
 
 needs_amx = pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler")
 pytestmark = needs_amx
@@ -91,12 +92,8 @@ def test_a_row_is_the_same_among_others_and_with_threads(
     x = random(40, 64)
     expected = torch.cat([run(x[i : i + 1]) for i in range(40)])
     assert torch.equal(run(x), expected)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with torch_threads(3):
         assert torch.equal(run(x), expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_what_it_takes() -> None:

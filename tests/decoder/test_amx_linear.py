@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from specdepth.decoder import amx
 from specdepth.decoder.amx_linear import AmxLinear, can_multiply
+from tests.decoder.threads import torch_threads
 
 needs_amx = pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler")
 
@@ -61,12 +62,8 @@ def test_inputs_of_any_layout_and_shape() -> None:
 def test_threads_change_nothing() -> None:
     layer, x = AmxLinear(random(160, 96), random(160, seed=1)), random(70, 96, seed=2)
     expected = layer(x)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with torch_threads(3):
         assert torch.equal(layer(x), expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 @needs_amx

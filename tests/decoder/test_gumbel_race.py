@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from specdepth.decoder import gumbel_race
+from specdepth.decoder import gumbel_race, native
 from specdepth.decoder.gumbel_race import can_race, load, race
 from specdepth.decoder.sampling import (
     Stream,
@@ -21,6 +21,7 @@ from specdepth.decoder.sampling import (
     _to_unit_,
     gumbel_argmax,
 )
+from tests.decoder.threads import torch_threads
 
 needs_kernel = pytest.mark.skipif(load() is None, reason="no AVX-512 or no C compiler")
 KEYS = st.integers(-(2**63), 2**63 - 1)
@@ -132,10 +133,8 @@ def test_draws_follow_the_weights(dtype):
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 @needs_kernel
@@ -169,15 +168,15 @@ def test_without_the_kernel_the_draws_are_the_same(monkeypatch, zeros):
 
 
 def test_no_compiler_and_no_instructions_mean_no_kernel(monkeypatch, caplog):
-    def fails(*_):
+    def fails(*_, **__):
         raise subprocess.SubprocessError("gcc could not compile")
 
-    monkeypatch.setattr(gumbel_race, "cpu_flags", lambda: frozenset(("avx512f", "avx512dq")))
-    monkeypatch.setattr(gumbel_race, "compiled", fails)
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(("avx512f", "avx512dq")))
+    monkeypatch.setattr(native, "compiled", fails)
     assert load.__wrapped__() is None
     assert "gcc could not compile" in caplog.text
-    monkeypatch.setattr(gumbel_race, "cpu_flags", lambda: frozenset(("avx512f",)))
-    monkeypatch.setattr(gumbel_race, "compiled", None)
+    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(("avx512f",)))
+    monkeypatch.setattr(native, "compiled", None)
     assert load.__wrapped__() is None
 
 

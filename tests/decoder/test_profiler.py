@@ -322,16 +322,6 @@ class DriftingTimer(LawTimer):
         self.now += more
         return seconds + more
 
-    def time_sampling(
-        self,
-        num_seqs: int,
-        depth: int,
-        rule: VerificationRule,
-        model: Literal["target", "draft"] = "target",
-    ) -> float:
-        seconds = super().time_sampling(num_seqs, depth, rule, model)
-        return seconds * self.slowness()
-
     def probe(self) -> float:
         return 0.005 * self.slowness()
 
