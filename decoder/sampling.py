@@ -18,7 +18,7 @@ from .gumbel_race import can_race, race
 _PREFILTER_WIDTH = 64
 _BLOCK = 64
 _SAMPLE_BLOCK = 256
-_SOFTMAX_CHUNK = 2**18
+_CACHED_VALUES = 2**18
 _RACE_CHUNK = 2**16
 _SPARSE_RATIO = 8
 _MIN_TEMPERATURE = 1e-20
@@ -147,9 +147,7 @@ def token_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tenso
     top_k = top_k.where((top_k < vocab_size) & ~greedy, 0)
     top_p = top_p.double().where(~greedy, 1)
     probs = torch.empty_like(logits)
-    on_cpu = logits.device.type == "cpu"
-    step = max(_SOFTMAX_CHUNK // vocab_size, 1) if on_cpu else num_rows
-    for rows in (slice(start, start + step) for start in range(0, num_rows, step)):
+    for rows in cache_slices(num_rows, logits):
         scaled = logits[rows] if divisor is None else logits[rows] / divisor[rows, None]
         torch.softmax(scaled, -1, out=probs[rows])
         if bool(((top_k[rows] > 0) | (top_p[rows] < 1)).any()):
@@ -158,6 +156,14 @@ def token_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tenso
         at = greedy.nonzero()[:, 0].to(logits.device)
         probs[at] = _point_masses(logits[at])
     return probs
+
+
+def cache_slices(num_rows: int, like: Tensor) -> list[slice]:
+    """Slices of `num_rows` rows as wide as those of `like` [., V] that a CPU's cache holds together
+    with a copy or two; on other devices one slice with all.
+    """
+    step = max(_CACHED_VALUES // like.shape[1], 1) if like.device.type == "cpu" else num_rows
+    return [slice(start, start + step) for start in range(0, num_rows, step)]
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -256,7 +262,9 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
     num_rows, vocab_size = probs.shape
     block = min(_SAMPLE_BLOCK, vocab_size)
     num_blocks = -(-vocab_size // block)
-    blocks = F.pad(probs, (0, -vocab_size % block)).reshape(num_rows, num_blocks, block)
+    if vocab_size % block:  # F.pad copies even where nothing is added
+        probs = F.pad(probs, (0, -vocab_size % block))
+    blocks = probs.reshape(num_rows, num_blocks, block)
     # Two levels, because a float64 cumulative sum over 49k columns costs as much as ten sums.
     block_mass = blocks.sum(-1, dtype=torch.float64)
     chosen, rest = _first_above(block_mass, uniforms.double() * block_mass.sum(-1))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .sampling import sample
+from .sampling import cache_slices, sample
 
 PADDING = -1
 """Fills `Verification.token_ids` after the last emitted token."""
@@ -115,20 +115,42 @@ def verify_rejection(
     num_accepted = _accepted_run(stands, depths)
 
     at = num_accepted[:, None]
-    weights = target_probs[rows.gather(1, at)[:, 0]]
-    if max_depth:
-        fallen = at.clamp(max=max_depth - 1)
-        if draft_probs is None:
-            residual = weights.scatter(1, draft_ids.gather(1, fallen), 0.0)
+    law_rows = rows.gather(1, at)[:, 0]
+    fallen = at.clamp(max=max_depth - 1) if max_depth else None
+    has_fallen = num_accepted < depths
+    final_ids = []
+    for part in cache_slices(len(depths), target_probs):
+        weights = target_probs.index_select(0, law_rows[part])
+        if fallen is None:
+            pass  # nothing was drafted, so nothing can fall
+        elif draft_probs is None:
+            _take_out_(weights, draft_ids[part].gather(1, fallen[part]), has_fallen[part])
         else:
-            draft_weights = draft_probs.probs[draft_rows.gather(1, fallen)[:, 0]].to(weights.dtype)
-            residual = torch.sub(weights, draft_weights, out=draft_weights).clamp_(min=0.0)
-        # A residual can only be empty by rounding, when p and q are equal: then p is the law.
-        use_residual = (num_accepted < depths) & (residual.amax(-1) > 0)
-        weights = torch.where(use_residual[:, None], residual, weights)
-    final_ids = sample(weights, final_uniforms)
-    token_ids = torch.cat([draft_ids, final_ids[:, None]], 1).scatter(1, at, final_ids[:, None])
+            drawn_from = draft_rows[part].gather(1, fallen[part])[:, 0]
+            draft_weights = draft_probs.probs.index_select(0, drawn_from).to(weights.dtype)
+            weights = _residual(weights, draft_weights, has_fallen[part])
+        final_ids.append(sample(weights, final_uniforms[part]))
+    last_ids = torch.cat(final_ids)[:, None]
+    token_ids = torch.cat([draft_ids, last_ids], 1).scatter(1, at, last_ids)
     return Verification(num_accepted, _up_to(token_ids, num_accepted))
+
+
+def _take_out_(weights: Tensor, token_ids: Tensor, where: Tensor) -> None:
+    """Residual of point masses at `token_ids` [n, 1], in place, in the rows `where` [n].
+
+    A residual can only be empty by rounding, when p and q are equal: then p is the law.
+    """
+    kept = weights.gather(1, token_ids)
+    weights.scatter_(1, token_ids, 0.0)
+    stays = ~where | (weights.amax(-1) <= 0)
+    weights.scatter_(1, token_ids, kept * stays[:, None])
+
+
+def _residual(weights: Tensor, draft_weights: Tensor, where: Tensor) -> Tensor:
+    """The same for any draft law [n, V], which is overwritten."""
+    residual = torch.sub(weights, draft_weights, out=draft_weights).clamp_(min=0.0)
+    use_residual = where & (residual.amax(-1) > 0)
+    return torch.where(use_residual[:, None], residual, weights)
 
 
 def _accepted_run(stands: Tensor, depths: Tensor) -> Tensor:
