@@ -72,6 +72,8 @@ class PricedStops:
         """[R] how deep each may go in it."""
         self._verify_s: Floats = np.zeros(0)
         """Seconds without draft passes by drawn tokens, as far as they go."""
+        self._survival: Floats = np.zeros(0)
+        """[R] chance that all tokens that a pass has shown are accepted."""
         self._num_drawn = 0
 
     @property
@@ -100,6 +102,7 @@ class PricedStops:
         self._state = state
         self._limits = np.where(depths > 0, state.max_depths, 0)
         self._verify_s = verify_seconds(state, int(self._limits.sum()))
+        self._survival = np.zeros(state.num_running)
         return self._limits
 
     def keep_drafting(self, state: RoundState, signals: DraftSignals) -> Ints:
@@ -115,8 +118,11 @@ class PricedStops:
         prices = tokens_a_second * (
             self._verify_s[self._num_drawn :] - self._verify_s[self._num_drawn]
         )
-        shown = log_odds(signals.top1)
-        survival = survival_so_far(self.acceptance, shown)
+        shown = log_odds(signals.top1[:, step:])
+        survival = stands_at(self.acceptance, shown, step)
+        if step:
+            survival *= self._survival[rows]
+        self._survival[rows] = survival
         draws = _most_won(survival, prices)
         answer = np.full(len(rows), step)
         answer[draws] = step + 1
@@ -125,8 +131,8 @@ class PricedStops:
             pass_s = state.cost.draft_passes_s(len(may_ride))
             prices = prices[len(draws) :][: len(pass_s)] - prices[len(draws)]
             prices += tokens_a_second * pass_s
-            stands = self.following.predict(shown[may_ride, -1:], first=step)[:, 0]
-            rides = may_ride[_most_won(survival[may_ride] * np.nan_to_num(stands), prices)]
+            follows = stands_at(self.following, shown[may_ride], step)
+            rides = may_ride[_most_won(survival[may_ride] * follows, prices)]
             answer[rides] = self._limits[rows[rides]]
         self._num_drawn += len(draws)
         return answer
@@ -153,15 +159,16 @@ class PricedStops:
         return f"PricedStops({self.caps!r})"
 
 
-def survival_so_far(acceptance: OnlineLogistic, shown: Floats) -> Floats:
-    """Return P(all tokens up to the next one are accepted), float64 [D].
+def stands_at(model: OnlineLogistic, shown: Floats, position: int) -> Floats:
+    """Return P(accepted) of one position, float64 [D].
 
     Args:
-        acceptance: of K positions.
-        shown: [D, at most K] log-odds of the largest draft probabilities; an unknown one is worth nothing.
+        model: of positions.
+        shown: [D, 1] log-odds of the largest draft probabilities; an unknown one is worth nothing.
+        position: which.
     """
-    rates = np.nan_to_num(acceptance.predict(shown))
-    return np.asarray(np.multiply.reduce(rates, axis=1), np.float64)
+    rates = model.predict(shown, first=position)[:, 0]
+    return np.asarray(np.fmax(rates, 0.0))  # NaN becomes 0
 
 
 def _most_won(worth: Floats, prices: Floats) -> Ints:

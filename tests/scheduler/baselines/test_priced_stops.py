@@ -7,7 +7,7 @@ import pytest
 
 from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
 from specdepth.scheduler.baselines.fixed import FixedDepth
-from specdepth.scheduler.baselines.priced_stops import PricedStops, survival_so_far
+from specdepth.scheduler.baselines.priced_stops import PricedStops, stands_at
 from specdepth.scheduler.confidence_survival import ConfidenceSurvival
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DraftSignals, lawful_rules
@@ -47,13 +47,14 @@ def top1_of(rate: Any) -> Floats:
 
 
 def ask(rule: PricedStops, state: RoundState, rows: list[int], *rates: list[float]) -> list[int]:
-    """Ask about `rows`; `rates` are of the tokens drawn so far and of the next one, and before anything
-    was learned also of the one after each, if that one stands.
+    """Ask about `rows` after each pass, for the last answer; `rates` are of the tokens drawn so far and of
+    the next one, and before anything was learned also of the one after each, if that one stands.
     """
     top1 = top1_of(np.array(rates).T)
-    signals = DraftSignals(np.array(rows), len(rates) - 1, top1, top1, top1)
-    answer = rule.keep_drafting(state, signals)
-    assert answer.dtype == np.int64
+    for step in range(len(rates)):
+        shown = top1[:, : step + 1]
+        answer = rule.keep_drafting(state, DraftSignals(np.array(rows), step, shown, shown, shown))
+        assert answer.dtype == np.int64
     depths: list[int] = answer.tolist()
     return depths
 
@@ -187,11 +188,12 @@ def test_a_sequence_at_its_limit_has_no_share_in_the_next_pass(make_state: Any) 
     assert ask(ready(state), state, [0, 1], [0.9, 0.75]) == [1, 4]
 
 
-def test_survival_so_far_uses_the_intercept_of_each_position() -> None:
+def test_each_position_has_its_own_intercept_and_the_unknown_no_chance() -> None:
     model = OnlineLogistic(3)
     model.slope, model.intercepts = 1.0, np.array([0.0, np.log(3), 5.0])
-    # Odds of a half are 1: rates 0.5 and 0.75.
-    assert survival_so_far(model, np.zeros((1, 2))) == pytest.approx([0.375])
+    shown = np.array([[0.0], [np.nan]])  # odds of a half are 1
+    assert stands_at(model, shown, 0).tolist() == pytest.approx([0.5, 0])
+    assert stands_at(model, shown, 1).tolist() == pytest.approx([0.75, 0])
 
 
 # ------------------------------------------------------------- what it learns
