@@ -5,7 +5,7 @@ Legend: M rows, K deepest depth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from .survival_rows import (
 )
 
 SCORED_DEPTHS = (1, 2, 4, 8)
+MANY_REQUESTS, NUM_PARTS = 1000, 4
+"""Of so many requests a part is enough for each behaviour."""
 MODEL, TABLE, BASE = "model", "match length", "base rate"
 """Estimators that are scored. The last two count the training rows: by match length and position, and
 by position alone."""
@@ -73,7 +75,8 @@ def study_survival(
     command: str = "",
     progress: Progress = lambda share, detail: None,
 ) -> SurvivalStudy:
-    """Fit one model on the training splits of all traces, and score it on their held-out splits.
+    """Fit one model on the training splits of all traces, and score it on their held-out splits. A trace
+    without held-out requests is learned from and not scored.
 
     Rows come from exploring schedules first; a second fit adds those of the greedy rule over the first
     one, since a deployed model sees the histories that it causes (one step of DAgger, Ross et al. 2011,
@@ -108,7 +111,10 @@ def study_survival(
     model = SurvivalModel(fit.weights, _card(info))
     progress(0.85, "scoring held-out requests")
     held_out = tuple(
-        score for name, trace in traces.items() for score in _score(name, trace, model, rows, cost)
+        score
+        for name, trace in traces.items()
+        if trace.held_out.any()
+        for score in _score(name, trace, model, rows, cost)
     )
     training = {
         "command": command,
@@ -163,23 +169,32 @@ def _common_info(traces: Mapping[str, Trace]) -> TraceInfo:
                     f"one survival model serves one {part}: trace {first_name} has {ours}, {name} "
                     f"has {theirs}; fit them apart."
                 )
+    if not any(trace.held_out.any() for trace in traces.values()):
+        raise ValueError(
+            f"no request of {', '.join(traces)} is held out; a model needs some to be judged on."
+        )
     for name, trace in traces.items():
-        if not 0 < trace.held_out.sum() < trace.num_requests:
+        if trace.held_out.all():
             raise ValueError(
-                f"trace {name} has {trace.num_requests} requests, {trace.held_out.sum()} of them held "
-                "out; a model needs requests to learn from and others to be judged on."
+                f"all {trace.num_requests} requests of trace {name} are held out; a model needs others "
+                "to learn from."
             )
     return first.info
 
 
 def _collect(
-    traces: Mapping[str, Trace], cost: CostModel, split: Split, behaviours: Iterable[Behaviour]
+    traces: Mapping[str, Trace], cost: CostModel, split: Split, behaviours: Sequence[Behaviour]
 ) -> SurvivalRows:
-    """Rows of a split of all traces."""
-    behaviours = list(behaviours)
-    return SurvivalRows.concatenate(
-        [collect_rows(trace, cost, trace.rows(split), behaviours) for trace in traces.values()]
-    )
+    """Rows of a split of all traces; of a long trace each behaviour serves a part of the requests."""
+    parts = []
+    for trace in traces.values():
+        rows = trace.rows(split)
+        num_parts = NUM_PARTS if len(rows) > MANY_REQUESTS else 1
+        parts += [
+            collect_rows(trace, cost, rows[number % num_parts :: num_parts], [behaviour])
+            for number, behaviour in enumerate(behaviours)
+        ]
+    return SurvivalRows.concatenate(parts)
 
 
 def _score(

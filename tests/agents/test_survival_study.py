@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdepth.agents import survival_command
+from specdepth.agents import survival_command, survival_study
 from specdepth.agents.console import Console
 from specdepth.agents.survival_card import render_survival_card
 from specdepth.agents.survival_fit import SurvivalFitConfig
@@ -71,6 +71,24 @@ def test_a_trace_without_loops_is_scored_once() -> None:
     assert [one.looping for one in study.held_out] == [True] * 3
 
 
+def test_a_trace_without_held_out_requests_is_learned_from_and_not_scored() -> None:
+    config = replace(QUICK, num_steps=20)
+    small, more = make_trace(12, 12), make_trace(12, 12, seed=1, held_out=np.zeros(12, np.bool_))
+    alone = study_survival({"small": small}, COST, config)
+    study = study_survival({"small": small, "more": more}, COST, config)
+    assert {one.trace for one in study.held_out} == {"small"}
+    # Eight of the twelve requests of the small one train, and all twelve of the other.
+    assert 2 * alone.num_rows < study.num_rows < 3 * alone.num_rows
+
+
+def test_of_a_long_trace_each_behaviour_serves_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(QUICK, num_steps=20)
+    whole = study_survival({"only": make_trace(60, 12)}, COST, config)
+    monkeypatch.setattr(survival_study, "MANY_REQUESTS", 39)
+    parts = study_survival({"only": make_trace(60, 12)}, COST, config)
+    assert parts.num_rows == pytest.approx(whole.num_rows / survival_study.NUM_PARTS, rel=0.1)
+
+
 def test_held_out_requests_do_not_change_the_model() -> None:
     trace = make_trace(12, 12)
     held_out = np.repeat(trace.held_out, trace.num_tokens)
@@ -117,8 +135,11 @@ def test_a_match_length_that_was_never_seen_gets_a_half() -> None:
             {"a": make_trace(), "b": make_trace(info=replace(make_trace().info, model_pair="x"))},
             "one model_pair: trace a has made [+] prompt-lookup, b has x",
         ),
-        ({"a": make_trace(held_out=np.zeros(40, np.bool_))}, "trace a has 40 requests, 0 of them"),
-        ({"a": make_trace(held_out=np.ones(40, np.bool_))}, "40 of them held out"),
+        ({"a": make_trace(held_out=np.zeros(40, np.bool_))}, "no request of a is held out"),
+        (
+            {"a": make_trace(held_out=np.ones(40, np.bool_)), "b": make_trace()},
+            "all 40 requests of trace a are held out",
+        ),
     ],
 )
 def test_traces_that_do_not_do_are_refused(traces: dict[str, Trace], words: str) -> None:
