@@ -160,8 +160,9 @@ def token_probs(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tenso
 
 def cache_slices(num_rows: int, like: Tensor) -> list[slice]:
     """Slices of `num_rows` rows as wide as those of `like` [., V] that a CPU's cache holds together
-    with a copy or two; on other devices one slice with all.
+    with a copy or two; on other devices one slice with all. Never none.
     """
+    num_rows = max(num_rows, 1)
     step = max(_CACHED_VALUES // like.shape[1], 1) if like.device.type == "cpu" else num_rows
     return [slice(start, start + step) for start in range(0, num_rows, step)]
 

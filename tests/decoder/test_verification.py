@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdepth.decoder import sampling
 from specdepth.decoder.sampling import sample, token_probs
 from specdepth.decoder.verification import (
     PADDING,
@@ -118,6 +119,17 @@ def test_equal_ignores_what_lies_beyond_the_depth():
 
 
 # Rejection
+
+
+@given(SEEDS, DEPTHS, st.booleans(), st.integers(1, 3))
+def test_rejection_decides_alike_in_slices_of_any_size(seed, depths, point_mass, num_rows):
+    batch = Round(seed, depths)
+    whole = batch.verify(point_mass)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_CACHED_VALUES", num_rows * batch.vocab_size)
+        parts = batch.verify(point_mass)
+    assert torch.equal(parts.num_accepted, whole.num_accepted)
+    assert torch.equal(parts.token_ids, whole.token_ids)
 
 
 @settings(max_examples=150)
