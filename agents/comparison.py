@@ -35,6 +35,24 @@ def machine_noise(misses: Sequence[Sequence[float]]) -> float:
     return math.sqrt(squares / spare) if spare else 0.0
 
 
+def paired_noise(misses: Sequence[Sequence[float]]) -> float:
+    """The same from blocks in which all policies run: what they share in a block does not count, since it
+    cancels in their ratios, nor does what the cost model gets wrong about a policy as a whole.
+
+    Args:
+        misses: log(measured over predicted time of a run, or of a token in it), a row for each block, a
+            column for each policy.
+
+    Returns:
+        0 where there are too few runs to tell.
+    """
+    table = np.array(misses)
+    if min(table.shape) < 2:
+        return 0.0
+    rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    return math.sqrt(float((rest**2).sum()) / ((table.shape[0] - 1) * (table.shape[1] - 1)))
+
+
 def fixed_depths(names: Iterable[str]) -> dict[str, int]:
     """Depth of each of `names` that is a fixed one: "off" and "fixed:K"."""
     found = {}

@@ -8,7 +8,9 @@ noise: texts then differ from policy to policy, and requests may end elsewhere.
 
 Keys: `ratios`, load to policy to its speedup `live` with its `interval`, in `replay`, and whether that lies
 inside; `agree`, share of all that do; `bias`, load to replay's predicted over the measured seconds, all
-policies together. A bias that is the same for all policies cancels in ratios.
+policies together. A bias that is the same for all policies cancels in ratios. `noise`, load to the standard
+deviation of the logarithm of a run's time, policy and block apart: the requests of a block meet the machine
+in one state, so intervals over requests alone would be too narrow, and it is added to them.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ NUM_TOKENS = 64
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, and end with the JSON line."""
+    from specdepth.agents.comparison import paired_noise
     from specdepth.agents.load_runs import LoadRuns
     from specdepth.decoder.clock import ThreadClock
     from specdepth.decoder.config import EngineConfig, SamplingParams
@@ -89,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for load in blocks:  # warm up
         run(live, [*policies][-1], load, requests[-2 * load :])
     deadline = time.monotonic() + 60 * arguments.minutes
+    misses: dict[int, list[list[float]]] = {load: [] for load in blocks}
     runs = {load: (LoadRuns(tuple(policies)), LoadRuns(tuple(policies))) for load in blocks}
     at = dict.fromkeys(blocks, 0)
     spent = dict.fromkeys(blocks, 0.0)
@@ -102,16 +106,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         first = at[load] // size % len(policies)
         order = [*policies][first:] + [*policies][:first]
         block = range(chosen.start, chosen.stop)
+        served = []
         for one, decoder, texts in zip(
             runs[load], (live, replay), (requests, replayed), strict=True
         ):
-            one.add(block, 0, {name: run(decoder, name, load, texts[chosen]) for name in order})
+            served.append({name: run(decoder, name, load, texts[chosen]) for name in order})
+            one.add(block, 0, served[-1])
+        # A token and not a run: under rejection texts, and so their lengths, are not those of replay.
+        rates = np.array([[one[name].throughput_tok_s for name in policies] for one in served])
+        misses[load].append(np.log(rates[1] / rates[0]).tolist())
         at[load] += size
         spent[load] += time.monotonic() - started
     ratios: dict[int, dict[str, dict[str, Any]]] = {}
     table = []
     for load, (measured, modelled) in runs.items():
         ratios[load] = {}
+        measured.noise = paired_noise(misses[load])
         for name in arguments.policies:
             ratio, other = measured.ratio(name, OFF), modelled.ratio(name, OFF).value
             inside = bool(ratio.low <= other <= ratio.high)
@@ -133,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "agree": round(sum(cell["inside"] for cell in cells) / len(cells), 4),
         "ratios": ratios,
         "bias": bias,
+        "noise": {load: round(one.noise, 4) for load, (one, _) in runs.items()},
         "num_requests": at,
         "new_tokens": arguments.new_tokens,
         "verification": live.config.verification,

@@ -3,7 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdepth.agents.comparison import MIN_REQUESTS, Comparison, LoadRuns, machine_noise
+from specdepth.agents.comparison import (
+    MIN_REQUESTS,
+    Comparison,
+    LoadRuns,
+    machine_noise,
+    paired_noise,
+)
 from specdepth.decoder.metrics import EngineMetrics
 from specdepth.decoder.request import GenerationResult, RequestMetrics
 from specdepth.decoder.serving import ServeResult
@@ -121,6 +127,23 @@ def test_noise_is_what_runs_of_a_load_differ_by_from_the_cost_model():
     rng = np.random.default_rng(0)
     many = [(shift + rng.normal(0, 0.1, 500)).tolist() for shift in (0.0, 1.0, -3.0)]
     assert machine_noise(many) == pytest.approx(0.1, rel=0.05)
+
+
+def test_paired_noise_is_what_is_neither_a_blocks_nor_a_policys() -> None:
+    rng = np.random.default_rng(0)
+    blocks, policies = rng.normal(0, 0.5, (300, 1)), np.array([0.0, 0.3, -0.2, 0.1])
+    assert paired_noise((blocks + policies).tolist()) == pytest.approx(0)
+    noisy = blocks + policies + rng.normal(0, 0.1, (300, 4))
+    assert paired_noise(noisy.tolist()) == pytest.approx(0.1, rel=0.1)
+    assert machine_noise(noisy.T.tolist()) > 0.4
+    # Few blocks say the same on the average.
+    few = [paired_noise(noisy[at : at + 3].tolist()) ** 2 for at in range(0, 300, 3)]
+    assert np.mean(few) == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize("misses", [[], [[0.1, 0.2]], [[0.1], [0.4]]])
+def test_one_block_or_one_policy_shows_no_noise(misses: list[list[float]]) -> None:
+    assert paired_noise(misses) == 0
 
 
 def test_repeats_of_a_request_are_one_unit():
