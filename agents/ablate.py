@@ -18,6 +18,7 @@ from .ablate_jobs import execute_all
 from .ablate_run import TRAIN_FOLDER, Done, ReferenceRun, Run, TrainingRun, read_done
 from .comparison import OFF
 from .default_rules import default_rules, fitting_rules
+from .depth_limit import depths_to_try
 from .replay_engines import content_sha256
 from .replay_workloads import check_loads
 from .track_ablation import ABLATE
@@ -204,7 +205,7 @@ def _engine(
 
 
 def _references(names: Sequence[str], info: TraceInfo, top: int) -> tuple[str, ...]:
-    fixed = (OFF, *(f"fixed:{depth}" for depth in range(1, top + 1)))
+    fixed = (OFF, *(f"fixed:{depth}" for depth in depths_to_try(top)))
     rules = names or [name for name in default_rules(info) if name.startswith("rule:")]
     for name in rules:
         make_scheduler(

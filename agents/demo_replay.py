@@ -19,6 +19,7 @@ from .comparison import OFF, Comparison
 from .demo_ground import Ground
 from .demo_pace import ReplayPace
 from .demo_state import LEARNED
+from .depth_limit import depths_to_try
 from .evaluate_in_replay import TABLE
 from .replay_evaluate import BEST_FIXED, ORACLE, evaluate_replay
 from .rule_tuning import TrainingReplay, best_single_depth, strongest, tune
@@ -87,7 +88,7 @@ def compare_in_replay(
     trace, loads = ground.trace, sorted(set(options.loads))
     top = options.top
     config = EngineConfig(max_num_seqs=options.max_num_seqs, max_num_speculative_tokens=top)
-    names = with_fixed((), options.fixed_depths or tuple(range(1, top + 1)), top)
+    names = with_fixed((), options.fixed_depths or depths_to_try(top), top)
     fixed = {name: make_scheduler(name) for name in names}
     rules = {name: make_scheduler(name, max_num_speculative_tokens=top) for name in _rules(ground)}
     learned = make_scheduler(f"policy:{policy_folder}", max_num_speculative_tokens=top)

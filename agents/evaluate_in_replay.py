@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from .comparison import OFF, fixed_depths
 from .console import Console
+from .depth_limit import depths_to_try
 from .session import config_of, with_fixed
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def run_in_replay(
         max_num_seqs=max(options.max_num_seqs, *options.loads, 1), max_num_speculative_tokens=top
     )
     profile = EngineProfile.named(options.engine)
-    depths = options.fixed_depths or tuple(range(1, top + 1))
+    depths = options.fixed_depths or depths_to_try(top)
     asked = options.policies or default_rules(trace.info)
     names = fetch_names(with_fixed(asked, depths, top), folder / FETCHED)
     policies = {

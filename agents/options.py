@@ -91,7 +91,7 @@ class ModelOptions(CommonOptions):
     dtype: DType = "bfloat16"
     """Number format of the weights."""
     max_num_speculative_tokens: int | None = None
-    """Deepest depth, K; by default that of the trace where one is replayed, else 16 with prompt lookup, whose
+    """Deepest depth, K; by default that of the trace where one is replayed, else 32 with prompt lookup, whose
     tokens cost nothing to draft, and 8 with a draft model."""
     max_num_seqs: int = 32
     """Sequences that run at once."""

@@ -23,7 +23,12 @@ from specdepth.scheduler.baselines.greedy import GreedyDepth
 from specdepth.scheduler.baselines.random_depth import RandomDepth
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import DepthScheduler
-from specdepth.scheduler.features import FEATURE_NAMES, feature_matrix
+from specdepth.scheduler.features import (
+    AGREEMENT_DEPTHS,
+    FEATURE_NAMES,
+    UNIT_DEPTH,
+    feature_matrix,
+)
 from specdepth.scheduler.state import Bools, Ints, RoundOutcome, RoundState
 from specdepth.scheduler.survival import SurvivalEstimator
 from specdepth.scheduler.survival_estimators import MatchLengthSurvival
@@ -36,6 +41,13 @@ UNKNOWN_SHARE = 0.25
 """Of the rows that a model is fitted to, seen once more without the target's signals: not every engine shows
 them, nor does a trace of a log. Where only first rounds lack them, a model takes their absence for a sign."""
 TARGET = [FEATURE_NAMES.index(n) for n in ("target_known", "target_top1", "target_entropy")]
+SHALLOW_SHARE = 0.25
+SHALLOW = (4, 8, 16)
+"""And as many once more as engines with these depth limits show them, where they are below K."""
+DEPTHS = [
+    FEATURE_NAMES.index(n) for n in ("proposal_length", "max_depth", "last_depth", "last_accepted")
+]
+AGREEMENT = [FEATURE_NAMES.index(f"agreement_{depth}") for depth in AGREEMENT_DEPTHS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,28 @@ class SurvivalRows:
         features = some.features.copy()
         features[:, TARGET] = 0.0
         return SurvivalRows.concatenate([self, replace(some, features=features)])
+
+    def with_fewer_tokens(self, rng: np.random.Generator) -> SurvivalRows:
+        """All rows, and `SHALLOW_SHARE` of them once more as engines with less room for drafts show them."""
+        limits = [depth for depth in SHALLOW if depth < self.max_num_speculative_tokens]
+        if not limits:
+            return self
+        some = self.select(rng.random(len(self)) < SHALLOW_SHARE)
+        return SurvivalRows.concatenate([self, some.cut(rng.choice(limits, len(some)))])
+
+    def cut(self, tops: Ints) -> SurvivalRows:
+        """The rows as engines with depth limits `tops` [M] show them, each out of `AGREEMENT_DEPTHS`."""
+        features = self.features.copy()
+        most = (tops / UNIT_DEPTH).astype(np.float32)[:, None]
+        features[:, DEPTHS] = np.minimum(features[:, DEPTHS], most)
+        places = np.searchsorted(AGREEMENT_DEPTHS, np.minimum(AGREEMENT_DEPTHS, tops[:, None]))
+        features[:, AGREEMENT] = np.take_along_axis(features[:, AGREEMENT], places, axis=1)
+        limits = np.minimum(self.limits, tops)
+        return replace(self, features=features, limits=limits, runs=np.minimum(self.runs, limits))
+
+    def as_other_engines(self, rng: np.random.Generator) -> SurvivalRows:
+        """All rows, some once more as engines show them that offer less, or tell less of the target."""
+        return self.with_fewer_tokens(rng).with_unknown_target(rng)
 
     @classmethod
     def concatenate(cls, parts: Sequence[SurvivalRows]) -> SurvivalRows:

@@ -100,14 +100,14 @@ def study_survival(
     explored = _collect(traces, cost, "train", exploring_behaviours(config.seed, top))
     progress(0.4, "fitting")
     rng = np.random.default_rng(config.seed)
-    fit = fit_survival(explored.with_unknown_target(rng), inputs, config)
+    fit = fit_survival(explored.as_other_engines(rng), inputs, config)
     model = SurvivalModel(fit.weights, _card(info))
     progress(0.55, "replaying its own rule")
     rows = SurvivalRows.concatenate(
         [explored, _collect(traces, cost, "train", greedy_behaviours(model))]
     )
     progress(0.7, "fitting again")
-    fit = fit_survival(rows.with_unknown_target(rng), inputs, config)
+    fit = fit_survival(rows.as_other_engines(rng), inputs, config)
     model = SurvivalModel(fit.weights, _card(info))
     progress(0.85, "scoring held-out requests")
     held_out = tuple(

@@ -183,7 +183,7 @@ def _rows(
     for trace in traces.values():
         chosen = behaviours(trace.info.max_num_speculative_tokens)
         rows = collect_rows(trace, _cost(trace, rng), trace.rows("train"), chosen)
-        parts.append(rows.with_unknown_target(rng))
+        parts.append(rows.as_other_engines(rng))
     return SurvivalRows.concatenate(parts)
 
 

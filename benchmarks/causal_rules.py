@@ -39,7 +39,7 @@ TRAINING_REQUESTS = 96
 """That scalars are chosen on; or as many as the load."""
 CHOICE_REQUESTS = 48
 """Of these, that name the strongest rule: differences between rules are larger than those of scalars."""
-GRID = {"price": (1.0, 0.8, 1.25, 1.6), "exponent": (1.0, 0.85, 1.2), "pull": (0.0, 0.2, 0.4)}
+GRID = {"price": (1.0, 0.8, 1.25, 1.6, 2.0), "exponent": (1.0, 0.85, 1.2), "pull": (0.0, 0.2, 0.4)}
 THRESHOLDS = {"threshold": (0.5, 0.3, 0.7, 0.85)}
 TUNED = "shrunk:tuned-by-load"
 
@@ -47,6 +47,7 @@ TUNED = "shrunk:tuned-by-load"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, and end with the JSON line."""
     from specdepth.agents.default_rules import STOPS
+    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_evaluate import evaluate_replay
     from specdepth.agents.rule_tuning import TrainingReplay, strongest, tune
     from specdepth.decoder.trace_files import load_trace
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         trace, cost, loads, num_requests=TRAINING_REQUESTS, seed=arguments.seed
     )
     top = trace.info.max_num_speculative_tokens
-    fixed = make_all(["off", *(f"fixed:{depth}" for depth in range(1, top + 1))], trace.info)
+    fixed = make_all(["off", *(f"fixed:{depth}" for depth in depths_to_try(top))], trace.info)
     rules = causal_rules(training, trace.info, arguments.survival)
     choice = TrainingReplay(trace, cost, loads, num_requests=CHOICE_REQUESTS, seed=arguments.seed)
     tuned = tune(choice, {name: [rule] for name, rule in rules.items()})
@@ -123,6 +124,7 @@ def causal_rules(
         WITH_SURVIVAL,
         fitting_rules,
     )
+    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.rule_tuning import best_single_depth, coordinate_search
     from specdepth.scheduler.baselines import FixedDepth
     from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
@@ -134,7 +136,7 @@ def causal_rules(
     name = survival or shipped_survival_for(info.model_pair, info.drafter)
     name = name or ("match" if is_free else "confidence")
     estimator = make_survival(name, model_pair=info.model_pair, drafter=info.drafter)
-    sweep = training.sweep(range(info.max_num_speculative_tokens + 1))
+    sweep = training.sweep((0, *depths_to_try(info.max_num_speculative_tokens)))
     by_load = {}
     for load in training.loads:
         # One sequence is its own mean.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specdepth.scheduler.state import Ints, RoundOutcome, RoundState
 
 NUM_SEQS = 32
-TOP = 16
+TOP = 32
 """K of the shipped trace, rule and policy."""
 TOKENS_A_ROUND = 9
 """Room for so many, and the pool holds them all: texts do not end before the rounds do."""

@@ -118,6 +118,7 @@ def replayed(
     printer: Printer, trace: Trace, cost: CostModel, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """The strongest causal rule, chosen on the training split, on held-out requests."""
+    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_evaluate import evaluate_replay
     from specdepth.agents.rule_tuning import TrainingReplay, strongest, tune
 
@@ -126,7 +127,7 @@ def replayed(
     choice = TrainingReplay(trace, cost, loads, num_requests=CHOICE_REQUESTS, seed=seed)
     rules = causal_rules(training, info, arguments.survival)
     best = strongest(tune(choice, {name: [rule] for name, rule in rules.items()}))
-    depths = range(1, info.max_num_speculative_tokens + 1)
+    depths = depths_to_try(info.max_num_speculative_tokens)
     fixed = make_all(["off", *(f"fixed:{depth}" for depth in depths)], info)
     found = evaluate_replay(trace, cost, fixed | rules, loads, seed=seed)
     by_load: dict[int, dict[str, Any]] = {}

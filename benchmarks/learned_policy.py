@@ -88,6 +88,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything about one pair."""
+    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_engines import content_sha256
     from specdepth.agents.replay_evaluate import ORACLE, evaluate_replay
     from specdepth.decoder.trace_files import load_trace
@@ -107,7 +108,7 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
     tried = on_training(trace, cost, rules, loads, arguments.seed)
     strongest = fastest(tried, rules)
     printer.line(f"{name}: strongest on the training split {strongest}.")
-    depths = range(1, trace.info.max_num_speculative_tokens + 1)
+    depths = depths_to_try(trace.info.max_num_speculative_tokens)
     fixed = make_all(["off", *(f"fixed:{depth}" for depth in depths)], trace.info)
     plain = fastest(tried, hand_made(rules, trace.info))[DAY]
     wanted = dict.fromkeys([*strongest.values(), plain, SINGLE, TABLE])
@@ -177,6 +178,7 @@ def all_rules(
 ) -> dict[str, DepthScheduler]:
     """All causal rules of the lab, with tuned numbers where they have some."""
     from specdepth.agents.default_rules import default_rules
+    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.rule_tuning import TrainingReplay, best_single_depth
     from specdepth.scheduler.baselines import FixedDepth
     from specdepth.scheduler.baselines.tuned_table import tuned_table
@@ -184,7 +186,7 @@ def all_rules(
     top = trace.info.max_num_speculative_tokens
     counting = "confidence" if trace.info.drafter == "draft-model" else "match"
     training = TrainingReplay(trace, cost, loads, num_requests=TRAINING_REQUESTS, seed=seed)
-    sweep = training.sweep(range(top + 1))
+    sweep = training.sweep((0, *depths_to_try(top)))
     return {
         SINGLE: FixedDepth(best_single_depth(sweep)),
         TABLE: tuned_table(sweep),

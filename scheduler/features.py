@@ -46,7 +46,7 @@ _LINEAR = (
     _one("match_in_output", "flag", "the proposal starts among the generated tokens"),
     _one("last_depth", _TOKENS, "tokens drafted in the previous round", high=_FAR),
     _one("last_accepted", _TOKENS, "tokens accepted in the last round that drafted", high=_FAR),
-    _one("proposal_length", _TOKENS, "tokens on offer now", high=_FAR),
+    _one("proposal_length", _TOKENS, "tokens on offer now, 8 at most: more would tell of K"),
     _one("max_depth", _TOKENS, "deepest depth that can be honoured now", high=_FAR),
     _one("remaining_near", _TOKENS, "tokens until the request's limit, while near", high=_FAR),
     _one("full_streak", "of 4 rounds", "consecutive rounds with everything accepted, 4 at most"),
@@ -73,14 +73,15 @@ _MATCH = (
     _one("match_3", "flag", "the proposal comes from an n-gram of 3"),
     _one("match_4_up", "flag", "the proposal comes from an n-gram of 4 or more"),
 )
-_AGREEMENT_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+AGREEMENT_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Of the columns `agreement_*`."""
 _AGREEMENT = tuple(
     _one(
         f"agreement_{depth}",
         "fraction",
         f"weighted earlier places that go on like the first {depth} proposed tokens, or all K if fewer",
     )
-    for depth in _AGREEMENT_DEPTHS
+    for depth in AGREEMENT_DEPTHS
 )
 _TARGET = (
     _one("target_known", "flag", "the next two are known"),
@@ -154,7 +155,7 @@ _AT_LOAD = _AT_DRAFT + len(_DRAFT)
 _AT_ROUND = _AT_LOAD + len(_LOAD)
 _LOG_SCALE: Floats = 1.0 / np.log2(1.0 + np.array(_LOG_BASES, np.float64))[:, None]
 _MATCH_SIZES = np.arange(1, 5)
-_AGREEMENT_COLUMNS = np.array(_AGREEMENT_DEPTHS) - 1
+_AGREEMENT_COLUMNS = np.array(AGREEMENT_DEPTHS) - 1
 _ENTROPY_SCALE = 0.2
 for _array in (LOW, HIGH, _LOG_SCALE, _MATCH_SIZES, _AGREEMENT_COLUMNS):
     _array.flags.writeable = False

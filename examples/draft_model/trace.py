@@ -9,7 +9,7 @@ its next token comes from the states of `states.py`, whose last ones are those t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,9 @@ def _texts_of(path: Path, decoder: SpeculativeDecoder, first: int) -> Iterator[T
     lengths, prompts = shard["lengths"].astype(int), shard["prompt_lengths"].astype(int)
     tokens, starts = shard["tokens"].astype(int), np.cumsum(lengths) - lengths
     model: Any = decoder.target.model
-    head = model.get_output_embeddings().weight
+    width = model.config.hidden_size
     both = torch.from_numpy(np.load(path)["states"]).view(torch.bfloat16)
-    top1, entropy = _laws(both[:, -head.shape[1] :], head.to(torch.bfloat16))
+    top1, entropy = _laws(both[:, -width:].contiguous(), model.get_output_embeddings())
     for start, prompt, length in zip(starts, prompts, lengths, strict=True):
         num_tokens = length - prompt
         answer = tokens[start + prompt : start + length].tolist()
@@ -91,11 +91,11 @@ def _texts_of(path: Path, decoder: SpeculativeDecoder, first: int) -> Iterator[T
 
 
 @torch.inference_mode()
-def _laws(states: Tensor, head: Tensor) -> tuple[Floats, Floats]:
+def _laws(states: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Floats, Floats]:
     """Largest probability and entropy in nats after each token, [T] each."""
     top1, entropy = [], []
     for part in torch.split(states, 2048):
-        logs = (part @ head.T).float().log_softmax(1)
+        logs = head(part).float().log_softmax(1)
         probs = logs.exp()
         top1.append(probs.amax(1))
         entropy.append(-(probs * logs).sum(1))

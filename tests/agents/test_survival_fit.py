@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -10,12 +11,15 @@ import torch
 
 from specdepth.agents.survival_fit import SurvivalFit, SurvivalFitConfig, fit_survival, inputs_for
 from specdepth.agents.survival_rows import (
+    SHALLOW_SHARE,
+    UNKNOWN_SHARE,
     Behaviour,
     SurvivalRows,
     collect_rows,
     exploring_behaviours,
     greedy_behaviours,
 )
+from specdepth.decoder.trace_files import load_trace
 from specdepth.scheduler.baselines.fixed import FixedDepth
 from specdepth.scheduler.baselines.off import Off
 from specdepth.scheduler.cost import CostModel
@@ -102,6 +106,49 @@ def test_match_lengths_come_back_from_the_features() -> None:
     np.testing.assert_array_equal(
         counts, np.bincount(shown[np.delete(length, last) > 0], minlength=5)
     )
+
+
+@pytest.mark.parametrize("top", [4, 8, 16])
+def test_rows_are_cut_to_what_an_engine_with_a_smaller_limit_shows(top: int) -> None:
+    """A real trace, since made ones do not know how agreement falls along a proposal."""
+    trace = load_trace("default")
+    rows = trace.rows("train")[:8]
+    smaller = replace(
+        trace,
+        info=replace(trace.info, max_num_speculative_tokens=top),
+        accepted=np.minimum(trace.accepted, top),
+        proposal_length=np.minimum(trace.proposal_length, top),
+        agreement=trace.agreement[:, :top],
+    )
+    behaviours = [Behaviour(scheduler=FixedDepth(2), load=2)]
+    whole, expected = (collect_rows(one, COST, rows, behaviours) for one in (trace, smaller))
+    cut = whole.cut(np.full(len(whole), top))
+    same = [name for name in FEATURE_NAMES if name not in ("kv_used", "kv_room")]  # pools differ
+    columns = [FEATURE_NAMES.index(name) for name in same]
+    np.testing.assert_array_equal(cut.features[:, columns], expected.features[:, columns])
+    np.testing.assert_array_equal(cut.runs, expected.runs)
+    np.testing.assert_array_equal(cut.limits, expected.limits)
+    assert (whole.limits > top).any()
+
+
+def test_a_share_of_the_rows_is_seen_again_as_other_engines_show_them() -> None:
+    trace = load_trace("default")
+    behaviours = [Behaviour(scheduler=FixedDepth(2), load=2)]
+    rows = collect_rows(trace, COST, trace.rows("train")[:8], behaviours)
+    more = rows.with_fewer_tokens(np.random.default_rng(0))
+    added = more.select(np.arange(len(rows), len(more)))
+    assert len(added) == pytest.approx(SHALLOW_SHARE * len(rows), rel=0.2)
+    assert {*added.limits.tolist()} <= {*range(1, 17)}
+    assert {4, 8, 16} <= {*added.limits.tolist()}
+    np.testing.assert_array_equal(more.features[: len(rows)], rows.features)
+    shown = rows.as_other_engines(np.random.default_rng(0))
+    unknown = shown.features[:, FEATURE_NAMES.index("target_known")] == 0
+    assert unknown.sum() > UNKNOWN_SHARE * len(rows)
+
+
+def test_an_engine_of_few_tokens_has_no_smaller_one() -> None:
+    rows = made_rows(100)  # of 4
+    assert rows.with_fewer_tokens(np.random.default_rng(0)) is rows
 
 
 def test_a_verdict_reaches_the_first_rejected_token_and_no_further() -> None:

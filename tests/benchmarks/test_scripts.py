@@ -80,7 +80,7 @@ def test_decision_cost(script: Script) -> None:
     assert found["num_seqs"] == 32
     assert 0 < found["offset_microseconds"] <= found["offset_microseconds_p95"]
     assert len(found["offset_layer_sizes"]) == 3
-    assert found["offset_layer_sizes"][-1] == 16
+    assert found["offset_layer_sizes"][-1] == 32
 
 
 def test_decision_cost_of_a_named_policy(script: Script) -> None:

@@ -34,7 +34,7 @@ def test_the_shipped_traces_are_of_the_shipped_prompts() -> None:
         assert trace.info.model_pair == f"SmolLM2-135M-Instruct+{drafter}"
         assert trace.info.reads_target == (drafter == "smollm2-eagle3")
         assert trace.info.temperature == (0.7 if name.endswith("t0.7") else 0.0)
-        top = 8 if drafter == "smollm2-eagle3" else 16
+        top = 8 if drafter == "smollm2-eagle3" else 32
         assert trace.info.max_num_speculative_tokens == top
         assert trace.ids == tuple(prompt.id for prompt in prompts)
         assert trace.kinds == tuple(prompt.kind for prompt in prompts)
