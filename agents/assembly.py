@@ -105,7 +105,7 @@ def starting_point(config: TrainConfig) -> PolicyWeights | None:
     """
     if config.action != "offset":
         return None
-    return starting_weights(_scheduler(config), config.ppo.hidden[0])
+    return starting_weights(_scheduler(config))
 
 
 def _scheduler(config: TrainConfig) -> DepthScheduler:
@@ -147,7 +147,7 @@ def make_model(
         policy = OffsetPolicy
         policy_kwargs["features_extractor_class"] = RawFeatures
         policy_kwargs["features_extractor_kwargs"] = {}
-        policy_kwargs["net_arch"]["pi"] = [config.hidden[0]]
+        policy_kwargs["net_arch"]["pi"] = [max(config.hidden[0], start.layer_sizes[1])]
         policy_kwargs["activation_fn"] = nn.Tanh
         policy_kwargs["log_std_init"] = math.log(config.offset_std)
     cost = env.engines[0].cost

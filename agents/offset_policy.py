@@ -82,31 +82,23 @@ class GivenLogits:
         """Nothing to forget."""
 
 
-def starting_weights(scheduler: DepthScheduler, hidden: int) -> PolicyWeights:
+def starting_weights(scheduler: DepthScheduler) -> PolicyWeights:
     """What a policy of offsets starts as.
 
     Args:
         scheduler: a greedy rule over a fitted survival model, or a policy of offsets.
-        hidden: units of the policy to be trained.
 
     Raises:
-        ValueError: something else, or a network with more units.
+        ValueError: something else.
     """
     if isinstance(scheduler, CappedGreedyDepth) and isinstance(scheduler.survival, SurvivalModel):
-        weights = offset_weights(scheduler, {})
-    elif isinstance(scheduler, LearnedScheduler) and _fits(scheduler.weights):
-        weights = scheduler.weights
-    else:
-        raise ValueError(
-            'action "offset" starts at a greedy rule over a fitted survival model, such as '
-            f'warm_start.scheduler "rule:NAME", or at a policy of offsets, got {scheduler!r}.'
-        )
-    units = weights.layer_sizes[1]
-    if hidden < units:
-        raise ValueError(
-            f"ppo.hidden starts with {hidden} units, the policy starts with {units}; widen it."
-        )
-    return weights
+        return offset_weights(scheduler, {})
+    if isinstance(scheduler, LearnedScheduler) and _fits(scheduler.weights):
+        return scheduler.weights
+    raise ValueError(
+        'action "offset" starts at a greedy rule over a fitted survival model, such as '
+        f'warm_start.scheduler "rule:NAME", or at a policy of offsets, got {scheduler!r}.'
+    )
 
 
 def _fits(weights: PolicyWeights) -> bool:

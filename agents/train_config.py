@@ -107,7 +107,7 @@ class PPOConfig:
     """An update stops early beyond 1.5 times this KL divergence; None never."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of policy and critic, which share none. A policy of offsets has the
-    first of them only."""
+    first of them only, and that as wide as the policy it starts as, or wider."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Between layers."""
     offset_std: float = 0.3

@@ -126,7 +126,7 @@ def policy_with_sight(
         drafter=info.drafter,
         max_num_speculative_tokens=info.max_num_speculative_tokens,
     )
-    policy = LearnedScheduler(starting_weights(scheduler, hidden=1024), card)
+    policy = LearnedScheduler(starting_weights(scheduler), card)
     searched = not sees_memory(policy.weights)
     if searched:
         printer.line("This policy is blind to memory; searching what it should do about it.")

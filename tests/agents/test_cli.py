@@ -455,7 +455,7 @@ def test_a_policy_for_another_k_is_refused_before_a_model_is_loaded(run, capsys,
         "hi",
         *("--policy", f"policy:{out / 'policy'}", "--max-num-speculative-tokens", "4"),
     )
-    assert "max_num_speculative_tokens 16, not 4" in line
+    assert "max_num_speculative_tokens 32, not 4" in line
 
 
 def test_a_policy_for_another_pair_is_refused(run, capsys, tmp_path):

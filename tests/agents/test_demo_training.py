@@ -82,5 +82,5 @@ def test_the_default_models_have_a_trace_and_a_rule(tmp_path: Path) -> None:
     assert ground.trace_name == "smollm2-prompt-lookup-greedy"
     assert isinstance(make_scheduler(ground.rules[0]), CappedGreedyDepth)
     assert ground.label(ground.rules[0]) == ground.rules[0]
-    assert shipped_ground(named("SmolLM2-135M-Instruct", 17)) is None
+    assert shipped_ground(named("SmolLM2-135M-Instruct", 33)) is None
     assert shipped_ground(named("tiny", 8)) is None

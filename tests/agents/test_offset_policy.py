@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specdepth.agents.assembly import make_model, make_replay_env, starting_point
 from specdepth.agents.export import policy_weights
-from specdepth.agents.offset_policy import GivenLogits, starting_weights
+from specdepth.agents.offset_policy import GivenLogits, OffsetPolicy, start_at, starting_weights
 from specdepth.agents.offset_weights import SCALES, offset_weights
 from specdepth.agents.replay_engines import make_replay_decoders
 from specdepth.agents.train import resumed_config, train
@@ -161,13 +161,25 @@ def test_logits_become_depths_within_what_is_on_offer(config: TrainConfig) -> No
     env.close()
 
 
+def test_a_layer_that_is_too_narrow_is_made_as_wide_as_the_start(config: TrainConfig) -> None:
+    config = replace(config, ppo=replace(config.ppo, hidden=(4, 64)))
+    env = make_replay_env(config, make_replay_decoders(config))
+    start = starting_point(config)
+    assert start is not None
+    assert start.layer_sizes[1] > 4
+    model = make_model(config.ppo, env, 0, start)
+    policy = model.policy
+    assert isinstance(policy, OffsetPolicy)
+    start_at(policy, start)
+    assert policy.action_net.in_features == start.layer_sizes[1]
+    env.close()
+
+
 def test_only_networks_can_be_started_at() -> None:
     with pytest.raises(ValueError, match='action "offset" starts at a greedy rule'):
-        starting_weights(FixedDepth(2), 64)
-    with pytest.raises(ValueError, match="widen it"):
-        starting_weights(toy_rule(), 4)
+        starting_weights(FixedDepth(2))
     searched = LearnedScheduler(offset_weights(toy_rule(), {4: np.ones(len(SCALES))}), CARD)
-    assert starting_weights(searched, 64) is searched.weights
+    assert starting_weights(searched) is searched.weights
 
 
 def test_settings_that_do_not_go_together_are_refused() -> None:

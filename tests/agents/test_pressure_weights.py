@@ -67,7 +67,7 @@ def test_it_can_be_told_whether_a_policy_sees_memory() -> None:
 
 def test_ppo_can_hold_it_and_the_rule_stays_as_it_was() -> None:
     weights = pressure_weights(offset_weights(toy_rule(), {}), np.ones(len(PRESSURE_SCALES)))
-    assert starting_weights(LearnedScheduler(weights, CARD), 6) is weights
+    assert starting_weights(LearnedScheduler(weights, CARD)) is weights
     assert weights.layer_sizes == (NUM_FEATURES, 5 + 1, 4)
     assert weights.shrinkage == SHRINKAGE
 
