@@ -76,7 +76,7 @@ def test_decision_cost(script: Script) -> None:
     found = script("decision_cost")
     assert 0 < found["microseconds"] <= found["microseconds_p95"]
     assert 0 < found["share"] < 1
-    assert found["layer_sizes"][1:] == [64, 64, 17]
+    assert found["layer_sizes"][1:] == [64, 64, 33]
     assert found["num_seqs"] == 32
     assert 0 < found["offset_microseconds"] <= found["offset_microseconds_p95"]
     assert len(found["offset_layer_sizes"]) == 3
