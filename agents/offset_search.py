@@ -22,8 +22,11 @@ from specdepth.scheduler.policy_file import PolicyCard, PolicyWeights
 from specdepth.scheduler.state import Floats
 
 from .offset_weights import FLAGS, SCALES, offset_weights
+from .replay_evaluate import evaluate_replay
 from .rule_tuning import TrainingReplay
 
+CHECK_ORDERS = 2
+"""Of all training requests, after the search of a load."""
 STOP_PRICES = (1.0, 0.7, 0.85, 1.2, 1.45, 1.75)
 """Tried at each load, the first of equals kept."""
 
@@ -66,7 +69,8 @@ def search_offsets(
     config: SearchConfig | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> PolicyWeights:
-    """Search offsets under `rule` on the training split; deterministic.
+    """Search offsets under `rule` on the training split; deterministic. A load at which they gain no more
+    than luck explains keeps the rule.
 
     With a draft model the policy has stops too (`PricedStops`), during the search and after it; their price
     is searched first, over a grid, on all choices of requests.
@@ -112,8 +116,38 @@ def search_offsets(
             if progress is not None:
                 progress((number + share) / len(loads))
 
-        found[load] = ascend(score, config, config.seed + load, report)
+        values = ascend(score, config, config.seed + load, report)
+        if _hold(rule, trace, cost, load, values, config.seed):
+            found[load] = values
     return offset_weights(rule, found, stops=stops)
+
+
+def _hold(
+    rule: CappedGreedyDepth, trace: Trace, cost: CostModel, load: int, values: Floats, seed: int
+) -> bool:
+    """Whether offsets gain more over the rule, on all training requests, than one standard error of it.
+
+    A search always finds something for the requests that it looks at. What is within the differences
+    between requests would be luck for others, and the rule is the better guess.
+    """
+    stops = trace.info.drafter == "draft-model"
+    weights = {
+        "rule": offset_weights(rule, {}, stops=stops),
+        "offsets": offset_weights(rule, {load: values}, stops=stops),
+    }
+    found = evaluate_replay(
+        trace,
+        cost,
+        {name: LearnedScheduler(one, _card(trace)) for name, one in weights.items()},
+        [load],
+        rows=trace.rows("train"),
+        seed=seed,
+        orders=CHECK_ORDERS,
+        oracles=False,
+    )
+    ratio = found.runs[load].ratio("offsets", "rule")
+    # A 95 % interval is nearly four standard errors wide.
+    return ratio.value - 1 > (ratio.high - ratio.low) / 4
 
 
 def _tune_stops(

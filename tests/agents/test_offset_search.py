@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specdepth.agents import offset_search
 from specdepth.agents.offset_search import STOP_PRICES, SearchConfig, ascend, search_offsets
-from specdepth.agents.offset_weights import SCALES
+from specdepth.agents.offset_weights import SCALES, offset_weights
 from specdepth.agents.rule_tuning import TrainingReplay
 from specdepth.decoder.trace import Trace
 from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
@@ -60,6 +61,21 @@ def test_searched_offsets_are_faster_than_the_rule_on_their_requests() -> None:
     card = PolicyCard(model_pair="toy + toy", drafter="prompt-lookup", max_num_speculative_tokens=4)
     gained = training.throughput(LearnedScheduler(weights, card), 4)
     assert gained > training.throughput(toy_rule(), 4)
+
+
+@pytest.mark.parametrize(("logit", "kept"), [(-20.0, False), (0.0, False), (20.0, True)])
+def test_a_load_keeps_the_rule_where_offsets_do_not_gain(
+    logit: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The made-up model underrates the drafts, so to believe less or the same gains nothing."""
+    values = np.zeros(len(SCALES))
+    values[3] = logit  # which bends all positions alike
+    monkeypatch.setattr(offset_search, "ascend", lambda *_: values)
+    weights = search_offsets(toy_trace(accept=0.9), COST, toy_rule(), (4,), QUICK)
+    expected = offset_weights(toy_rule(), {4: values} if kept else {})
+    assert weights.layer_sizes == expected.layer_sizes
+    for one, other in zip(weights.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_with_a_draft_model_the_price_of_stops_is_searched_too() -> None:
