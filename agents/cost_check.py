@@ -21,6 +21,7 @@ def check_cost(
     prompts: Sequence[Sequence[int]],
     seconds: float,
     seed: int = 0,
+    repeats: int = 1,
     progress: Callable[[float, str], None] | None = None,
     probe: Callable[[], float] | None = None,
 ) -> CostError:
@@ -32,6 +33,7 @@ def check_cost(
         prompts: token lists that nothing was tuned on.
         seconds: wall time to spend.
         seed: of prompts and depths.
+        repeats: times that each round is measured, see `measure_cost_error`.
         progress: called with the share that is done.
         probe: see `measure_cost_error`.
     """
@@ -42,6 +44,7 @@ def check_cost(
             prompts,
             seconds=seconds,
             seed=seed,
+            repeats=repeats,
             probe=probe,
             progress=None if progress is None else lambda share: progress(share, ""),
         )

@@ -108,7 +108,13 @@ def run(options: Options, console: Console) -> None:
         token_lists = [request.prompt_token_ids for request in checked]
         with console.progress("Comparing predicted with live rounds") as update:
             error = check_cost(
-                decoder, cost, token_lists, CHECK_SECONDS, options.seed, update, probe
+                decoder,
+                cost,
+                token_lists,
+                CHECK_SECONDS,
+                options.seed,
+                progress=update,
+                probe=probe,
             ).at_speed(probe_s)
             checks = error, check_noise(decoder, NOISE_SECONDS, options.seed, probe)
     rows = found.rows() if found is not None else []

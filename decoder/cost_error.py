@@ -103,11 +103,16 @@ def measure_cost_error(
     seconds: float,
     loads: Sequence[int] = LOADS,
     seed: int = 0,
+    repeats: int = 1,
     progress: Callable[[float], None] | None = None,
     probe: Callable[[], float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostError:
     """Run live rounds of random depths at each load, prompts joining as others end, and compare.
+
+    With `repeats` the same rounds run several times and count with their median time, which is what they
+    would take on a quieter machine. Rounds that did not come out alike, where text depends on
+    rounding, are left out.
 
     Args:
         engine: idle; it is left so, with its scheduler replaced.
@@ -115,7 +120,8 @@ def measure_cost_error(
         prompts: token lists that the profile did not see.
         seconds: wall time; each load gets one block of rounds at least.
         loads: concurrent requests; those beyond what the engine holds are left out.
-        seed: of prompts, depths and the order of loads.
+        seed: of prompts and depths.
+        repeats: times that each round is measured.
         progress: called with the share of the time that is over, 0..1.
         probe: called after each round; its seconds go into the result.
         clock: wall time in seconds, for the budget only.
@@ -128,19 +134,26 @@ def measure_cost_error(
         raise ValueError("the check of a cost model needs prompts; give some.")
     if engine.has_work:
         raise RuntimeError("The engine has requests of its own; step them to their end first.")
-    rng = np.random.default_rng(seed)
     chosen = [load for load in loads if load <= engine.config.max_num_seqs]
     report = progress or (lambda share: None)
     rows: list[_Row] = []
-    start = clock()
-    engine.set_scheduler(RandomDepth(seed))
+    start, num_sweeps = clock(), 0
     try:
         while not rows or clock() - start < seconds:
-            # Upwards, so that the sequences of one load are part of the next.
-            for load in sorted(chosen):
-                rows += _block(engine, cost, prompts, load, rng, probe or (lambda: math.nan))
-                report(min((clock() - start) / seconds, 1.0))
-            engine.abort_all()
+            sweeps: list[list[_Row]] = []
+            for _ in range(repeats):
+                rng = np.random.default_rng((seed, num_sweeps))
+                engine.set_scheduler(RandomDepth(int(rng.integers(2**31))))
+                sweeps.append([])
+                # Upwards, so that the sequences of one load are part of the next.
+                for load in sorted(chosen):
+                    sweeps[-1] += _block(
+                        engine, cost, prompts, load, rng, probe or (lambda: math.nan)
+                    )
+                    report(min((clock() - start) / seconds, 1.0))
+                engine.abort_all()
+            rows += _medians(sweeps)
+            num_sweeps += 1
     finally:
         engine.abort_all()
         engine.take_finished()
@@ -156,6 +169,17 @@ def measure_cost_error(
 
 _Row = tuple[float, float, int, int, float]
 """Predicted and measured seconds, sequences, prefill tokens, probe."""
+
+
+def _medians(sweeps: list[list[_Row]]) -> list[_Row]:
+    """Rounds that all sweeps predict alike, with the medians of what was measured."""
+    rows: list[_Row] = []
+    for same in zip(*sweeps, strict=False):
+        if len({row[0] for row in same}) == 1:
+            predicted_s, _, size, prefill, _ = same[0]
+            seconds, probes = (float(np.median([row[at] for row in same])) for at in (1, 4))
+            rows.append((predicted_s, seconds, size, prefill, probes))
+    return rows
 
 
 def _block(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdepth.decoder.clock import VirtualClock
-from specdepth.decoder.cost_error import BLOCK_ROUNDS, CostError, measure_cost_error
+from specdepth.decoder.cost_error import BLOCK_ROUNDS, CostError, _medians, measure_cost_error
 from specdepth.decoder.engine import Engine
 from specdepth.scheduler.cost import CostModel
 from tests.decoder.tiny import build_decoder, tiny_llama
@@ -118,6 +118,27 @@ def test_the_engine_is_left_idle(engine) -> None:
 def test_the_same_seed_runs_the_same_rounds() -> None:
     one, other = (check(make_engine(), COST, seed=3) for _ in range(2))
     assert one.measured_s.tolist() == other.measured_s.tolist()
+
+
+def test_rounds_that_run_again_are_the_same_rounds(engine) -> None:
+    error = check(engine, COST, repeats=3)
+    assert error.errors.max() < 1e-6
+    assert len(error) % (3 * BLOCK_ROUNDS) == 0
+    assert not engine.has_work
+    once = check(make_engine(), COST)
+    first = slice(0, 3 * BLOCK_ROUNDS)
+    assert error.predicted_s[first].tolist() == once.predicted_s[first].tolist()
+    assert error.num_running[first].tolist() == once.num_running[first].tolist()
+
+
+def test_a_round_counts_with_the_median_of_its_times() -> None:
+    first = [(1.0, 1.1, 2, 0, 0.3), (2.0, 2.5, 2, 5, 0.1), (3.0, 3.0, 1, 0, 0.1)]
+    second = [(1.0, 9.0, 2, 0, 0.2), (2.0, 2.0, 2, 5, 0.2), (3.5, 3.0, 1, 0, 0.1)]
+    third = [(1.0, 0.9, 2, 0, 0.1), (2.0, 2.1, 2, 5, 0.3), (3.0, 3.0, 1, 0, 0.1)]
+    # The third round did not come out alike.
+    assert _medians([first, second, third]) == [(1.0, 1.1, 2, 0, 0.2), (2.0, 2.1, 2, 5, 0.2)]
+    assert _medians([first]) == first
+    assert _medians([first, second[:1]]) == [(1.0, 5.05, 2, 0, 0.25)]
 
 
 def test_a_check_needs_prompts(engine) -> None:
