@@ -9,7 +9,7 @@ Legend: K deepest depth, F features, P parameters, H hidden units of the rule's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,8 +108,7 @@ def search_offsets(
             load: int = load,
             replays: list[TrainingReplay] = replays,
         ) -> float:
-            weights = offset_weights(rule, {load: values}, stops=stops)
-            scheduler = LearnedScheduler(weights, _card(trace))
+            scheduler = _policy(rule, trace, {load: values})
             return float(np.log(replays[step % len(replays)].throughput(scheduler, load)))
 
         def report(share: float, number: int = number) -> None:
@@ -130,15 +129,10 @@ def _hold(
     A search always finds something for the requests that it looks at. What is within the differences
     between requests would be luck for others, and the rule is the better guess.
     """
-    stops = trace.info.drafter == "draft-model"
-    weights = {
-        "rule": offset_weights(rule, {}, stops=stops),
-        "offsets": offset_weights(rule, {load: values}, stops=stops),
-    }
     found = evaluate_replay(
         trace,
         cost,
-        {name: LearnedScheduler(one, _card(trace)) for name, one in weights.items()},
+        {"rule": _policy(rule, trace, {}), "offsets": _policy(rule, trace, {load: values})},
         [load],
         rows=trace.rows("train"),
         seed=seed,
@@ -160,8 +154,7 @@ def _tune_stops(
         return CappedGreedyDepth(rule.survival, {**rule.shrinkage, load: here})
 
     def score(price: float) -> float:
-        weights = offset_weights(at_price(price), {}, stops=True)
-        scheduler = LearnedScheduler(weights, _card(trace))
+        scheduler = _policy(at_price(price), trace, {})
         return sum(float(np.log(one.throughput(scheduler, load))) for one in replays)
 
     return at_price(max(STOP_PRICES, key=score))
@@ -200,10 +193,15 @@ def ascend(
     return values
 
 
-def _card(trace: Trace) -> PolicyCard:
+def _policy(
+    rule: CappedGreedyDepth, trace: Trace, by_load: Mapping[int, Floats]
+) -> LearnedScheduler:
+    """The rule with offsets by load, for the trace's pair."""
     info = trace.info
-    return PolicyCard(
+    card = PolicyCard(
         model_pair=info.model_pair,
         drafter=info.drafter,
         max_num_speculative_tokens=info.max_num_speculative_tokens,
     )
+    stops = info.drafter == "draft-model"
+    return LearnedScheduler(offset_weights(rule, by_load, stops=stops), card)

@@ -24,7 +24,7 @@ class Options(CommonOptions):
 
     Learns on the training split of one or more traces, scores itself on the held-out split, and writes
     survival.safetensors, config.json and a card. Traces of one model pair, drafter and depth limit give
-    one model; one without held-out requests is learned from alone.
+    one model; one without held-out requests is only learned from.
 
     specdepth fit-survival greedy.npz sampled.npz --cost runs/profile/cost.json --out survival/mine
     """

@@ -127,19 +127,21 @@ def measure_cost_error(
         clock: wall time in seconds, for the budget only.
 
     Raises:
-        ValueError: no prompt.
-        RuntimeError: the engine is busy.
+        ValueError: no prompt, or no repeats.
+        RuntimeError: the engine is busy, or no round came out alike.
     """
     if not prompts:
         raise ValueError("the check of a cost model needs prompts; give some.")
     if engine.has_work:
         raise RuntimeError("The engine has requests of its own; step them to their end first.")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}.")
     chosen = [load for load in loads if load <= engine.config.max_num_seqs]
-    report = progress or (lambda share: None)
+    report, time_probe = progress or (lambda share: None), probe or (lambda: math.nan)
     rows: list[_Row] = []
     start, num_sweeps = clock(), 0
     try:
-        while not rows or clock() - start < seconds:
+        while not num_sweeps or clock() - start < seconds:
             sweeps: list[list[_Row]] = []
             for _ in range(repeats):
                 rng = np.random.default_rng((seed, num_sweeps))
@@ -147,9 +149,7 @@ def measure_cost_error(
                 sweeps.append([])
                 # Upwards, so that the sequences of one load are part of the next.
                 for load in sorted(chosen):
-                    sweeps[-1] += _block(
-                        engine, cost, prompts, load, rng, probe or (lambda: math.nan)
-                    )
+                    sweeps[-1] += _block(engine, cost, prompts, load, rng, time_probe)
                     report(min((clock() - start) / seconds, 1.0))
                 engine.abort_all()
             rows += _medians(sweeps)
@@ -157,6 +157,8 @@ def measure_cost_error(
     finally:
         engine.abort_all()
         engine.take_finished()
+    if not rows:
+        raise RuntimeError(f"No round came out alike in {repeats} repeats; measure each once.")
     columns = np.array(rows, np.float64).T
     return CostError(
         columns[0],

@@ -116,19 +116,17 @@ def verify_rejection(
 
     at = num_accepted[:, None]
     law_rows = rows.gather(1, at)[:, 0]
-    fallen = at.clamp(max=max_depth - 1) if max_depth else None
+    fallen = at.clamp(max=max_depth - 1)
     has_fallen = num_accepted < depths
     final_ids = []
     for part in cache_slices(len(depths), target_probs):
         weights = target_probs.index_select(0, law_rows[part])
-        if fallen is None:
-            pass  # nothing was drafted, so nothing can fall
-        elif draft_probs is None:
-            _take_out_(weights, draft_ids[part].gather(1, fallen[part]), has_fallen[part])
-        else:
+        if draft_probs is not None:
             drawn_from = draft_rows[part].gather(1, fallen[part])[:, 0]
             draft_weights = draft_probs.probs.index_select(0, drawn_from).to(weights.dtype)
             weights = _residual(weights, draft_weights, has_fallen[part])
+        elif max_depth:
+            _take_out_(weights, draft_ids[part].gather(1, fallen[part]), has_fallen[part])
         final_ids.append(sample(weights, final_uniforms[part]))
     last_ids = torch.cat(final_ids)[:, None]
     token_ids = torch.cat([draft_ids, last_ids], 1).scatter(1, at, last_ids)

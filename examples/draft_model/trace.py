@@ -20,6 +20,8 @@ from torch import Tensor
 
 from specdepth import SpeculativeDecoder
 from specdepth.decoder.config import SamplingParams
+from specdepth.decoder.prompt_lookup import LookupConfig
+from specdepth.decoder.signals import law_signals
 from specdepth.decoder.trace_files import load_trace
 from specdepth.decoder.trace_text import TextToRecord, record_lookup
 from specdepth.scheduler.state import Floats
@@ -52,11 +54,15 @@ def main(config: Config) -> None:
     decoder = SpeculativeDecoder.from_pretrained(
         config.model, draft="none", max_num_seqs=1, max_model_len=64
     )
+    info = load_trace(config.like).info
     texts: list[TextToRecord] = []
-    for path in sorted(config.texts.glob("states-????.npz")):
+    shards = sorted(config.texts.glob("states-????.npz"))
+    if not shards:
+        raise SystemExit(f"{config.texts} has no shards of states; run states.py first.")
+    for path in shards:
         texts += _texts_of(path, decoder, len(texts))
         print(f"{path.name}: {len(texts)} answers", flush=True)
-    trace = record_lookup(texts, load_trace(config.like).info, None)
+    trace = record_lookup(texts, info, LookupConfig(**info.lookup))
     trace.save(config.out)
     print(f"{config.out}: {trace.num_positions} positions")
 
@@ -93,13 +99,9 @@ def _texts_of(path: Path, decoder: SpeculativeDecoder, first: int) -> Iterator[T
 @torch.inference_mode()
 def _laws(states: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Floats, Floats]:
     """Largest probability and entropy in nats after each token, [T] each."""
-    top1, entropy = [], []
-    for part in torch.split(states, 2048):
-        logs = head(part).float().log_softmax(1)
-        probs = logs.exp()
-        top1.append(probs.amax(1))
-        entropy.append(-(probs * logs).sum(1))
-    return torch.cat(top1).double().numpy(), torch.cat(entropy).double().numpy()
+    parts = [law_signals(head(part)) for part in torch.split(states, 2048)]
+    top1, entropy = torch.cat(parts, 1).numpy()
+    return top1, entropy
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdepth.decoder import cost_error
 from specdepth.decoder.clock import VirtualClock
 from specdepth.decoder.cost_error import BLOCK_ROUNDS, CostError, _medians, measure_cost_error
 from specdepth.decoder.engine import Engine
@@ -139,6 +140,15 @@ def test_a_round_counts_with_the_median_of_its_times() -> None:
     assert _medians([first, second, third]) == [(1.0, 1.1, 2, 0, 0.2), (2.0, 2.1, 2, 5, 0.2)]
     assert _medians([first]) == first
     assert _medians([first, second[:1]]) == [(1.0, 5.05, 2, 0, 0.25)]
+
+
+def test_a_check_needs_a_repeat_and_rounds_that_come_out_alike(engine, monkeypatch) -> None:
+    with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
+        check(engine, COST, repeats=0)
+    monkeypatch.setattr(cost_error, "_medians", lambda sweeps: [])
+    with pytest.raises(RuntimeError, match="No round came out alike in 2 repeats"):
+        check(engine, COST, repeats=2)
+    assert not engine.has_work
 
 
 def test_a_check_needs_prompts(engine) -> None:
