@@ -16,11 +16,11 @@ from .ablate_evaluation import Evaluation
 from .ablate_grid import Grid
 from .ablate_jobs import execute_all
 from .ablate_run import TRAIN_FOLDER, Done, ReferenceRun, Run, TrainingRun, read_done
-from .comparison import OFF
 from .default_rules import default_rules, fitting_rules
 from .depth_limit import depths_to_try
 from .replay_engines import content_sha256
 from .replay_workloads import check_loads
+from .session import with_fixed
 from .track_ablation import ABLATE
 from .train_config import DecoderConfig, ReplayConfig, TrainConfig, WarmStartConfig
 
@@ -205,7 +205,6 @@ def _engine(
 
 
 def _references(names: Sequence[str], info: TraceInfo, top: int) -> tuple[str, ...]:
-    fixed = (OFF, *(f"fixed:{depth}" for depth in depths_to_try(top)))
     rules = names or [name for name in default_rules(info) if name.startswith("rule:")]
     for name in rules:
         make_scheduler(
@@ -214,7 +213,7 @@ def _references(names: Sequence[str], info: TraceInfo, top: int) -> tuple[str, .
             drafter=info.drafter,
             max_num_speculative_tokens=top,
         )
-    return tuple(dict.fromkeys((*fixed, *rules)))
+    return tuple(with_fixed(rules, depths_to_try(top), top))
 
 
 def _settings(config: TrainConfig) -> dict[str, object]:

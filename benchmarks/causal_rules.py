@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_evaluate import evaluate_replay
     from specdepth.agents.rule_tuning import TrainingReplay, strongest, tune
+    from specdepth.agents.session import with_fixed
     from specdepth.decoder.trace_files import load_trace
     from specdepth.scheduler.cost_files import load_cost
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         trace, cost, loads, num_requests=TRAINING_REQUESTS, seed=arguments.seed
     )
     top = trace.info.max_num_speculative_tokens
-    fixed = make_all(["off", *(f"fixed:{depth}" for depth in depths_to_try(top))], trace.info)
+    fixed = make_all(with_fixed((), depths_to_try(top), top), trace.info)
     rules = causal_rules(training, trace.info, arguments.survival)
     choice = TrainingReplay(trace, cost, loads, num_requests=CHOICE_REQUESTS, seed=arguments.seed)
     tuned = tune(choice, {name: [rule] for name, rule in rules.items()})

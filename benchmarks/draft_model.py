@@ -121,14 +121,15 @@ def replayed(
     from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_evaluate import evaluate_replay
     from specdepth.agents.rule_tuning import TrainingReplay, strongest, tune
+    from specdepth.agents.session import with_fixed
 
     loads, seed, info = LOADS, arguments.seed, trace.info
     training = TrainingReplay(trace, cost, loads, num_requests=TRAINING_REQUESTS, seed=seed)
     choice = TrainingReplay(trace, cost, loads, num_requests=CHOICE_REQUESTS, seed=seed)
     rules = causal_rules(training, info, arguments.survival)
     best = strongest(tune(choice, {name: [rule] for name, rule in rules.items()}))
-    depths = depths_to_try(info.max_num_speculative_tokens)
-    fixed = make_all(["off", *(f"fixed:{depth}" for depth in depths)], info)
+    top = info.max_num_speculative_tokens
+    fixed = make_all(with_fixed((), depths_to_try(top), top), info)
     found = evaluate_replay(trace, cost, fixed | rules, loads, seed=seed)
     by_load: dict[int, dict[str, Any]] = {}
     for load, run in found.runs.items():

@@ -91,6 +91,7 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
     from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_engines import content_sha256
     from specdepth.agents.replay_evaluate import ORACLE, evaluate_replay
+    from specdepth.agents.session import with_fixed
     from specdepth.decoder.trace_files import load_trace
     from specdepth.scheduler.cost_files import load_cost
     from specdepth.scheduler.learned import LearnedScheduler
@@ -108,8 +109,8 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
     tried = on_training(trace, cost, rules, loads, arguments.seed)
     strongest = fastest(tried, rules)
     printer.line(f"{name}: strongest on the training split {strongest}.")
-    depths = depths_to_try(trace.info.max_num_speculative_tokens)
-    fixed = make_all(["off", *(f"fixed:{depth}" for depth in depths)], trace.info)
+    top = trace.info.max_num_speculative_tokens
+    fixed = make_all(with_fixed((), depths_to_try(top), top), trace.info)
     plain = fastest(tried, hand_made(rules, trace.info))[DAY]
     wanted = dict.fromkeys([*strongest.values(), plain, SINGLE, TABLE])
     chosen = {one: rules[one] for one in wanted}

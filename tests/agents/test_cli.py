@@ -18,6 +18,7 @@ from specdepth.agents.cli import COMMANDS, main
 from specdepth.agents.options import _name_list
 from specdepth.decoder.engine import Engine
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
+from tests.agents import interruptible
 from tests.agents.tiny_target import save_tiny_target, write_prompts
 
 PROBE = """
@@ -308,13 +309,8 @@ def test_an_interrupt_keeps_the_text_so_far(target, capsys, monkeypatch):
 
 
 def test_ctrl_c_ends_a_process_with_130(target):
-    command = [sys.executable, "-m", "specdepth", "generate", "hi", *model_flags(target)]
-    process = subprocess.Popen(
-        [*command, "--max-new-tokens", "900", "--policy", "off", "--verbose"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    flags = [*model_flags(target), "--max-new-tokens", "900", "--policy", "off", "--verbose"]
+    process = interruptible.start("generate", "hi", *flags)
     assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()

@@ -21,6 +21,7 @@ from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.prompts import load_prompt_file
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.decoder.trace import Trace
+from tests.agents import interruptible
 from tests.agents.tiny_target import byte_tokenizer, save_tiny_target, write_prompts
 
 NUM_PROMPTS = 10
@@ -276,12 +277,7 @@ def test_the_tables_say_what_was_recorded(log, capsys, tmp_path):
 def test_ctrl_c_keeps_complete_parts(target, prompts, tmp_path):
     out = tmp_path / "t.npz"
     flags = decode_flags(target, prompts, out, "--max-new-tokens", "200")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specdepth", "record", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = interruptible.start("record", *flags)
     first = Path(f"{out}.parts") / "00000.npz"
     while not first.exists() and process.poll() is None:
         time.sleep(0.02)
