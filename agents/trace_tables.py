@@ -6,6 +6,9 @@ from specdepth.decoder.trace_summary import TraceSummary
 
 from .tables import Grid
 
+SHOWN_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Of the last table, besides the deepest one recorded."""
+
 
 def kind_grid(summary: TraceSummary) -> Grid:
     """Requests, tokens and what is on offer, a line a kind."""
@@ -54,11 +57,13 @@ def match_grid(summary: TraceSummary) -> Grid:
 
 def survival_grid(summary: TraceSummary) -> Grid:
     """Share of drafts that are right up to each depth."""
+    top = len(summary.survival)
     return Grid(
         title="Drafts that are right up to a depth",
         header=("depth (tokens)", "share (%)"),
         rows=tuple(
             (str(depth), f"{100 * share:.1f}")
             for depth, share in enumerate(summary.survival, start=1)
+            if depth in SHOWN_DEPTHS or depth == top
         ),
     )

@@ -10,7 +10,8 @@ its next token comes from the states of `states.py`, whose last ones are those t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specdepth import SpeculativeDecoder
+from specdepth.agents.results import collect_versions
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.prompt_lookup import LookupConfig
 from specdepth.decoder.signals import law_signals
@@ -54,7 +56,11 @@ def main(config: Config) -> None:
     decoder = SpeculativeDecoder.from_pretrained(
         config.model, draft="none", max_num_seqs=1, max_model_len=64
     )
-    info = load_trace(config.like).info
+    info = replace(
+        load_trace(config.like).info,
+        versions=collect_versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     texts: list[TextToRecord] = []
     shards = sorted(config.texts.glob("states-????.npz"))
     if not shards:

@@ -17,10 +17,12 @@ import pytest
 from specdepth.agents import recording
 from specdepth.agents.cli import main
 from specdepth.agents.trace_parts import TraceParts
+from specdepth.agents.trace_tables import survival_grid
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.prompts import load_prompt_file
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.decoder.trace import Trace
+from specdepth.decoder.trace_summary import TraceSummary
 from tests.agents import interruptible
 from tests.agents.tiny_target import byte_tokenizer, save_tiny_target, write_prompts
 
@@ -269,6 +271,15 @@ def test_the_tables_say_what_was_recorded(log, capsys, tmp_path):
     for title in ("What was recorded", "By length of the match", "right up to a depth"):
         assert title in " ".join(shown.out.split())
     assert f"Wrote {tmp_path / 't.npz'}" in shown.err
+
+
+def test_the_table_of_depths_is_short_and_ends_with_the_deepest():
+    summary = TraceSummary(
+        kinds=(), matches=(), survival=tuple(1 / depth for depth in range(1, 31))
+    )
+    grid = survival_grid(summary)
+    assert [row[0] for row in grid.rows] == ["1", "2", "3", "4", "6", "8", "12", "16", "24", "30"]
+    assert grid.rows[5] == ("8", "12.5")
 
 
 # ------------------------------------------------------------------ interrupts and errors
