@@ -13,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from .depth_limit import deepest_depth
 
 Rule = Literal["rejection", "coupled", "greedy"]
-DType = Literal["bfloat16", "float16", "float32", "float64"]
+DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 
 
 def _int_list(args: list[str]) -> tuple[int, ...]:
@@ -88,8 +88,9 @@ class ModelOptions(CommonOptions):
     draft: str = "prompt-lookup"
     """"prompt-lookup", "none", "smollm2-eagle3" (shipped, for the default target), the folder of an EAGLE-3
     checkpoint, or a smaller model with the same tokenizer."""
-    dtype: DType = "bfloat16"
-    """Number format of the weights."""
+    dtype: DType = "auto"
+    """Number format of the weights; "auto" takes bfloat16, on a CPU without instructions for it
+    float32."""
     max_num_speculative_tokens: int | None = None
     """Deepest depth, K; by default that of the trace where one is replayed, else 32 with prompt lookup, whose
     tokens cost nothing to draft, and 8 with a draft model."""

@@ -35,12 +35,12 @@ class DecoderConfig:
     draft: str = "prompt-lookup"
     """"prompt-lookup", or hub name or folder of a draft model."""
     max_num_speculative_tokens: int | None = None
-    """K, the deepest depth; None takes the trace's on replay, else 16 with prompt lookup and 8 with a draft
+    """K, the deepest depth; None takes the trace's on replay, else 32 with prompt lookup and 8 with a draft
     model. A policy of depths is for one K."""
     max_num_seqs: int = 16
     """Sequences that run at once; an agent each."""
-    dtype: str = "bfloat16"
-    """Of the models."""
+    dtype: str = "auto"
+    """Of the models; "auto" takes bfloat16, on a CPU without instructions for it float32."""
     device: str | None = None
     """Of the models; None takes a GPU if there is one. The policy itself always trains on the CPU."""
     verification: VerificationRule = "rejection"

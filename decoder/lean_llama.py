@@ -99,7 +99,7 @@ class LeanNorm(nn.Module):
         wide = x.float()
         norms = torch.linalg.vector_norm(wide, 2, (1,), True)
         scale = torch.addcmul(self._epsilon, norms, norms, value=1 / x.shape[1]).rsqrt_()
-        return wide.mul_(scale).to(x.dtype).mul_(self._weight)
+        return (wide * scale).to(x.dtype).mul_(self._weight)
 
 
 class LeanRotary(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import torch
 from typing_extensions import TypeIs
 
 from .default_model import default_model_path
+from .native import cpu_flags
 from .tokenizers import end_token_ids
 
 if TYPE_CHECKING:
@@ -53,17 +55,35 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """Return a floating dtype by name or as it is.
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """Return a floating dtype by name or as it is; for "auto" the one that `device` is fastest with.
+
+    That is bfloat16 where there are instructions for it, else float16 on a GPU and float32 on a CPU: a CPU
+    without them takes two to three times as long in bfloat16 as in float32.
 
     Raises:
-        ValueError: not one of float64, float32, float16, bfloat16.
+        ValueError: not "auto" and not one of float64, float32, float16, bfloat16.
     """
+    if dtype == "auto":
+        if device.type == "cuda":
+            return (
+                torch.bfloat16
+                if torch.cuda.is_bf16_supported(including_emulation=False)
+                else torch.float16
+            )
+        return torch.bfloat16 if has_bf16(cpu_flags()) else torch.float32
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if kind not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"dtype must be float64, float32, float16 or bfloat16, got {dtype!r}.")
+        raise ValueError(
+            f'dtype must be "auto", float64, float32, float16 or bfloat16, got {dtype!r}.'
+        )
     assert isinstance(kind, torch.dtype)
     return kind
+
+
+def has_bf16(flags: Collection[str]) -> bool:
+    """Whether a CPU with these flags of Linux multiplies bfloat16: x86-64 or 64-bit Arm."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
 def load_model(

@@ -26,13 +26,14 @@ _TIMEOUT_S = 120
 
 def cpu_flags() -> frozenset[str]:
     """Instruction sets that Linux names for this CPU, as in /proc/cpuinfo; empty elsewhere."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
+    if platform.system() != "Linux":
         return frozenset()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    names = ("flags", "Features")  # on x86-64 and on Arm
+    return frozenset(next((line for line in lines if line.startswith(names)), "").split())
 
 
 def compiled(

@@ -1,5 +1,5 @@
-"""Prepacked weights for bf16 on CPU: put into their kernel's layout once instead of at every call, and
-projections of one input joined into one multiplication. What inductor's freezing does, without its
+"""Prepacked weights on a CPU: put into their kernel's layout once instead of at every call, and projections
+of one input joined into one multiplication. What inductor's freezing does, without its
 compile time.
 """
 
@@ -18,16 +18,16 @@ BATCH_HINT = 8
 
 
 def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether prepacking is available and pays: bf16 on a CPU with bf16 instructions.
+    """Whether prepacking is available and pays: in bfloat16, and in float32 with AVX-512.
 
-    In float32 it was slower for one and two tokens.
+    In float32 the linear layers of the default target take 8 % longer for one token and the same for two
+    (bound by memory), 0.7 of the time for four, 0.54 for eight and 0.83 for 32.
     """
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.float32:
+        return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class PackedLinear(nn.Module):

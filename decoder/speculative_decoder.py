@@ -160,7 +160,7 @@ class SpeculativeDecoder:
         *,
         max_num_speculative_tokens: int = 8,
         max_num_seqs: int = 32,
-        dtype: str | torch.dtype = torch.bfloat16,
+        dtype: str | torch.dtype = "auto",
         device: str | torch.device | None = None,
         verification: VerificationRule = "rejection",
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -179,7 +179,7 @@ class SpeculativeDecoder:
                 that makes a `Drafter`.
             max_num_speculative_tokens: K, the deepest depth.
             max_num_seqs: sequences that run at once.
-            dtype: of both models.
+            dtype: of both models; "auto" takes bfloat16, on a CPU without instructions for it float32.
             device: "cpu", "cuda" or "cuda:1"; None takes a GPU if there is one.
             verification: rule for requests with temperature above 0.
             tokenizer: for a loaded model; folders and hub names bring their own.
@@ -200,7 +200,7 @@ class SpeculativeDecoder:
             **engine_options,
         )
         at = resolve_device(device)
-        kind = resolve_dtype(dtype)
+        kind = resolve_dtype(dtype, at)
         try:
             loaded = load_model(target, kind, at, tokenizer)
             drafter: LoadedModel | LoadedEagle | DrafterFactory | str

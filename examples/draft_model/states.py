@@ -37,7 +37,12 @@ def main(config: Config) -> None:
     """Write the missing shards."""
     torch.set_num_threads(1)
     decoder = SpeculativeDecoder.from_pretrained(
-        config.model, draft="none", max_num_seqs=64, max_model_len=1024, num_kv_blocks=2048
+        config.model,
+        draft="none",
+        dtype="bfloat16",  # as the shards keep them
+        max_num_seqs=64,
+        max_model_len=1024,
+        num_kv_blocks=2048,
     )
     reader = StateReader(decoder, config.layers)
     for path in sorted(config.texts.glob("texts-????.npz")):

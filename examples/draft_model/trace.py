@@ -54,7 +54,7 @@ def main(config: Config) -> None:
     """Record all shards that have states."""
     torch.set_num_threads(config.threads)
     decoder = SpeculativeDecoder.from_pretrained(
-        config.model, draft="none", max_num_seqs=1, max_model_len=64
+        config.model, draft="none", dtype="bfloat16", max_num_seqs=1, max_model_len=64
     )
     info = replace(
         load_trace(config.like).info,

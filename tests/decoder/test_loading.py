@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdepth.decoder import loading
 from specdepth.decoder.loading import is_model, load_model, resolve_device, resolve_dtype
 from tests.decoder.tiny import char_tokenizer, greedy_text, tiny_llama
 
@@ -75,9 +76,35 @@ def test_only_loaded_models_are_models() -> None:
 
 
 def test_dtypes_by_name_and_by_value() -> None:
-    assert resolve_dtype("bfloat16") == resolve_dtype(torch.bfloat16) == torch.bfloat16
+    cpu = torch.device("cpu")
+    assert resolve_dtype("bfloat16", cpu) == resolve_dtype(torch.bfloat16, cpu) == torch.bfloat16
     with pytest.raises(ValueError, match="got 'nn'"):
-        resolve_dtype("nn")
+        resolve_dtype("nn", cpu)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"avx512f", "avx512_bf16"}, torch.bfloat16),
+        ({"amx_bf16"}, torch.bfloat16),
+        ({"asimd", "bf16"}, torch.bfloat16),
+        ({"avx2", "avx512f", "avx512_vnni"}, torch.float32),
+        (set(), torch.float32),
+    ],
+)
+def test_auto_takes_bfloat16_only_where_a_cpu_has_instructions_for_it(
+    flags: set[str], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "cpu_flags", lambda: frozenset(flags))
+    assert resolve_dtype("auto", torch.device("cpu")) == expected
+
+
+@pytest.mark.parametrize(("has", "expected"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_auto_takes_sixteen_bits_on_a_gpu(
+    has: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has)
+    assert resolve_dtype("auto", torch.device("cuda")) == expected
 
 
 def test_no_device_named_takes_what_there_is() -> None:

@@ -155,3 +155,12 @@ def test_the_shipped_draft_model_is_often_right_and_changes_no_text(
     assert_same_up_to_ties(
         plain, prompts[some], written, texts[0][some], "the draft model against depth 0"
     )
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_the_default_model_runs_on_this_machine_in_any_format(dtype: str) -> None:
+    """Whatever instructions there are: in bfloat16 it was once refused on a CPU without any for it."""
+    decoder = SpeculativeDecoder.from_pretrained("default", dtype=dtype, device="cpu")
+    (result,) = decoder.generate(["1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,"], 24)
+    assert (result.text or "").startswith(" 15, 16, 17, 18,")
+    assert result.metrics.acceptance_length is not None

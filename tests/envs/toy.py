@@ -32,7 +32,7 @@ def toy_prompts() -> tuple[tuple[int, ...], ...]:
 @functools.cache
 def toy_texts() -> tuple[tuple[int, ...], ...]:
     plain = SpeculativeDecoder.from_pretrained(
-        toy_model(), "none", dtype=torch.float32, device="cpu", max_num_speculative_tokens=0
+        toy_model(), "none", dtype=torch.float64, device="cpu", max_num_speculative_tokens=0
     )
     results = plain.generate(toy_prompts(), max_new_tokens=MAX_NEW_TOKENS)
     return tuple(tuple(result.token_ids) for result in results)
@@ -61,7 +61,7 @@ def toy_decoder(
         draft,
         max_num_speculative_tokens=max_num_speculative_tokens,
         max_num_seqs=max_num_seqs,
-        dtype=torch.float32,
+        dtype=torch.float64,
         device="cpu",
         clock=VirtualClock(cost),
         cost=cost,
