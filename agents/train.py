@@ -371,7 +371,8 @@ def _origin(config: TrainConfig, decoder: Decoder) -> dict[str, Any]:
     """Where rounds and their times came from, for the card."""
     if isinstance(decoder, SpeculativeDecoder):
         machine = collect_device(str(decoder.target.device))
-        return {"machine": f"{machine.get('gpu', machine['cpu'])}, {config.decoder.dtype}"}
+        dtype = str(decoder.target.dtype).removeprefix("torch.")
+        return {"machine": f"{machine.get('gpu', machine['cpu'])}, {dtype}"}
     info, cost = decoder.trace.info, decoder.engine.cost
     trace: dict[str, Any] = {
         "name": config.replay.trace,

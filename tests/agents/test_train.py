@@ -113,6 +113,13 @@ def test_the_exported_policy_runs_in_the_decoder_and_says_what_it_is(run: Any) -
     assert [len(result.token_ids) for result in batch] == [9] * 8
 
 
+def test_the_card_names_the_number_format_that_ran(run: Any) -> None:
+    """Not "auto", which says nothing."""
+    result, _ = run
+    policy = LearnedScheduler.load(result.policy_folder)
+    assert str(policy.card.training["machine"]).endswith(", float64")
+
+
 def test_the_engine_is_idle_afterwards(tmp_path: Path) -> None:
     decoder = toy_decoder()
     toy_train(toy_config(tmp_path / "run"), decoder)
