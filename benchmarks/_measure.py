@@ -144,7 +144,13 @@ def parse(
     parser.add_argument("--json-only", action="store_true", help="print the JSON line alone")
     if has_target:
         parser.add_argument(
-            "--target", default="default", help='model folder, hub name or "default" (bf16)'
+            "--target", default="default", help='model folder, hub name or "default"'
+        )
+        parser.add_argument(
+            "--dtype",
+            default="bfloat16",
+            choices=["bfloat16", "float32"],
+            help="number format of all models; a CPU without bf16 instructions is faster in float32",
         )
     if options is not None:
         options(parser)
@@ -216,10 +222,17 @@ def result_line(
         "n": n,
         "seed": arguments.seed,
         "quick": arguments.quick,
-        **({"target": Path(arguments.target).name} if hasattr(arguments, "target") else {}),
+        **_models(arguments),
         "machine": machine(),
         "versions": versions(),
     }
+
+
+def _models(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Which target ran and in what format; nothing where none did."""
+    if not hasattr(arguments, "target"):
+        return {}
+    return {"target": Path(arguments.target).name, "dtype": arguments.dtype}
 
 
 def machine() -> dict[str, Any]:

@@ -23,9 +23,10 @@ def load_decoder(
     target: str,
     draft: Any = "prompt-lookup",
     max_num_speculative_tokens: int = MAX_NUM_SPECULATIVE_TOKENS,
+    dtype: str = "bfloat16",
     **options: Any,
 ) -> SpeculativeDecoder:
-    """A decoder on the CPU in bf16 whose engine reads the thread's CPU time."""
+    """A decoder on the CPU whose engine reads the thread's CPU time."""
     from specdepth.decoder.clock import ThreadClock
     from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 
@@ -33,22 +34,21 @@ def load_decoder(
         target,
         draft,
         max_num_speculative_tokens=max_num_speculative_tokens,
-        dtype="bfloat16",
+        dtype=dtype,
         device="cpu",
         clock=ThreadClock(),
         **options,
     )
 
 
-def load_plain(target: str) -> PreTrainedModel:
-    """The same model as transformers loads it, in bf16."""
-    import torch
+def load_plain(target: str, dtype: str = "bfloat16") -> PreTrainedModel:
+    """The same model as transformers loads it."""
     from transformers import AutoModelForCausalLM
 
     from specdepth.decoder.default_model import default_model_path
 
     path = default_model_path() if target == "default" else Path(target)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     return model
 
 

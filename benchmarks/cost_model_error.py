@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     printer = Printer(arguments.json_only)
     profile_s, check_s = (8.0, 4.0) if arguments.quick else (60.0, 240.0)
-    decoder = load_decoder(arguments.target, max_num_seqs=NUM_SEQS)
+    decoder = load_decoder(arguments.target, max_num_seqs=NUM_SEQS, dtype=arguments.dtype)
     prompts = mixed_prompts(decoder, NUM_PROMPTS, arguments.seed)
     probe = SpeedProbe(decoder)
     cost = measure_cost(decoder, profile_s, arguments.seed, probe=probe)

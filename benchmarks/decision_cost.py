@@ -49,7 +49,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     printer = Printer(arguments.json_only)
     num_rounds = 16 if arguments.quick else 80
     num_loops = 10 if arguments.quick else 50
-    decoder = load_decoder(arguments.target, max_num_seqs=NUM_SEQS, max_num_speculative_tokens=TOP)
+    decoder = load_decoder(
+        arguments.target,
+        max_num_seqs=NUM_SEQS,
+        max_num_speculative_tokens=TOP,
+        dtype=arguments.dtype,
+    )
     prompts = mixed_prompts(decoder, NUM_SEQS, arguments.seed)
     scheduler = Observed(_policy(arguments, decoder.model_pair))
     engine = decoder.engine

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     num_pairs = 8 if arguments.quick else 60
     from specdepth.decoder.drafters import Drafter, NoDrafter, PromptLookup
 
-    decoder = load_decoder(arguments.target, max_num_seqs=max(BATCH_SIZES))
+    decoder = load_decoder(arguments.target, max_num_seqs=max(BATCH_SIZES), dtype=arguments.dtype)
     runner, engine = decoder.runner, decoder.engine
     assert isinstance(runner.draft_source, PromptLookup)
     lookup, nothing = Stopwatch(runner.draft_source), NoDrafter()

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     arguments = parse(__doc__, argv, options=_options)
     printer = Printer(arguments.json_only)
-    decoder = load_decoder(arguments.target, arguments.draft, max_num_seqs=1)
+    decoder = load_decoder(arguments.target, arguments.draft, max_num_seqs=1, dtype=arguments.dtype)
     cost_ratio = draft_cost(decoder, 10 if arguments.quick else 60, arguments.seed)
     printer.line(f"A draft pass takes {cost_ratio.value:.3f} of a target pass.")
     depth = best_depth(printer, decoder, DEPTHS, arguments)

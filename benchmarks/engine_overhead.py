@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, argv, options=_options)
     printer = Printer(arguments.json_only)
     num_rounds = 12 if arguments.quick else 60
-    decoder = load_decoder(arguments.target, max_num_seqs=max(BATCH_SIZES))
+    decoder = load_decoder(arguments.target, max_num_seqs=max(BATCH_SIZES), dtype=arguments.dtype)
     stopwatch = ForwardStopwatch(decoder.target)
     prompts = mixed_prompts(decoder, max(BATCH_SIZES), arguments.seed)
     values: dict[str, Any] = {}

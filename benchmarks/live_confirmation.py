@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "prompt-lookup" if info.drafter == "prompt-lookup" else info.model_pair.partition("+")[2],
         top,
         max_num_seqs=max(blocks),
+        dtype=arguments.dtype,
         verification=arguments.verification or info.verification,
     )
     live.engine.clock = live.runner.clock = ThreadClock()

@@ -51,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(__doc__, argv, options=_options)
     printer = Printer(arguments.json_only)
     num_pairs = 6 if arguments.quick else 40
-    decoder = _decoder(arguments.target, num_pairs, arguments.seed)
+    decoder = _decoder(arguments, num_pairs)
     sizes = _sizes()
     pairs = {
         "ratio": _ragged(decoder, num_pairs, arguments.seed),
-        "packing": _packing(decoder, arguments.target, num_pairs, arguments.seed),
+        "packing": _packing(decoder, arguments, num_pairs),
         "floor": _floor(decoder, num_pairs),
     }
     values: dict[str, Any] = {}
@@ -91,12 +91,12 @@ def _sizes() -> tuple[int, int]:
     return NUM_SEQS + deep, NUM_SEQS * (1 + deep)
 
 
-def _decoder(target: str, num_pairs: int, seed: int) -> SpeculativeDecoder:
+def _decoder(arguments: argparse.Namespace, num_pairs: int) -> SpeculativeDecoder:
     """Eight sequences in the middle of their texts, proposals on offer that are always wrong."""
     from specdepth.decoder.recorded_text import LookupLaw, RecordedText
 
-    num_rounds = 6 * num_pairs + 64
-    decoder = load_decoder(target, "none", max_num_seqs=NUM_SEQS)
+    num_rounds, seed = 6 * num_pairs + 64, arguments.seed
+    decoder = load_decoder(arguments.target, "none", max_num_seqs=NUM_SEQS, dtype=arguments.dtype)
     # Half of the measured rounds lie before CONTEXT tokens, half behind.
     prompts = windows(decoder, NUM_SEQS, max(CONTEXT - 2 * num_pairs, 16), seed)
     rng = np.random.default_rng(seed)
@@ -131,12 +131,12 @@ def _ragged(decoder: SpeculativeDecoder, num_pairs: int, seed: int) -> Pairs:
     return Pairs.of(alternate(one, every, num_pairs))
 
 
-def _packing(decoder: SpeculativeDecoder, target: str, num_pairs: int, seed: int) -> Pairs:
+def _packing(decoder: SpeculativeDecoder, arguments: argparse.Namespace, num_pairs: int) -> Pairs:
     import torch
 
-    plain = load_plain(target)
+    plain = load_plain(arguments.target, arguments.dtype)
     _, size = _sizes()
-    ids = torch.tensor(windows(decoder, 1, size, seed))
+    ids = torch.tensor(windows(decoder, 1, size, arguments.seed))
 
     @torch.inference_mode()
     def forward() -> None:
@@ -201,7 +201,8 @@ def _explain(printer: Printer, decoder: SpeculativeDecoder, sizes: tuple[int, in
 def _without_amx(printer: Printer, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run this script again with oneDNN kept from AMX; its figures by key."""
     command = [sys.executable, str(Path(__file__).resolve()), "--as-is", "--json-only"]
-    command += ["--target", arguments.target, "--seed", str(arguments.seed)]
+    command += ["--target", arguments.target, "--dtype", arguments.dtype]
+    command += ["--seed", str(arguments.seed)]
     command += ["--quick"] if arguments.quick else []
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": WITHOUT_AMX}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     printer = Printer(arguments.json_only)
     num_prompts = arguments.prompts or NUM_PROMPTS
     repeats = 1 if arguments.quick else 2
-    decoder = load_decoder(arguments.target, max_num_seqs=BATCH)
-    plain = load_plain(arguments.target)
+    decoder = load_decoder(arguments.target, max_num_seqs=BATCH, dtype=arguments.dtype)
+    plain = load_plain(arguments.target, arguments.dtype)
     _never_end(plain)
     prompts = mixed_prompts(decoder, NUM_PROMPTS, arguments.seed)[:num_prompts]
     printer.line(

@@ -60,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     printer = Printer(options.json_only)
     size, repeats = options.new_tokens, 1 if options.quick else 2
-    decoder = load_decoder(options.target, max_num_seqs=BATCH)
+    decoder = load_decoder(options.target, max_num_seqs=BATCH, dtype=options.dtype)
     prompts = mixed_prompts(decoder, NUM_PROMPTS, options.seed)
-    with Worker(options.python, options.target, size) as vllm:
+    with Worker(options.python, options.target, options.dtype, size) as vllm:
         batches = [prompts[i : i + BATCH] for i in range(0, len(prompts), BATCH)] * repeats
         singles = [[prompt] for prompt in prompts] * repeats
         clock = vllm.cpu_s
@@ -102,10 +102,11 @@ class Worker:
     Args:
         python: interpreter of its environment.
         target: "default" or a model folder.
+        dtype: number format of the weights.
         size: new tokens of each prompt.
     """
 
-    def __init__(self, python: Path, target: str, size: int) -> None:
+    def __init__(self, python: Path, target: str, dtype: str, size: int) -> None:
         from specdepth.decoder.default_model import default_model_path
 
         path = default_model_path() if target == "default" else Path(target)
@@ -122,7 +123,7 @@ class Worker:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._cpu_s = 0.0
-        answer = self._ask({"model": str(path), "max_new_tokens": size})
+        answer = self._ask({"model": str(path), "dtype": dtype, "max_new_tokens": size})
         self.version = str(answer["version"])
 
     def __enter__(self) -> Worker:
@@ -170,7 +171,7 @@ def work() -> int:
     settings = json.loads(sys.stdin.readline())
     engine = vllm.LLM(
         model=settings["model"],
-        dtype="bfloat16",
+        dtype=settings["dtype"],
         enforce_eager=True,
         enable_prefix_caching=False,
         max_num_seqs=BATCH,

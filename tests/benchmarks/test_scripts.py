@@ -42,8 +42,10 @@ def _is_interval(low_high: list[float], value: float) -> bool:
     return low_high[0] <= value <= low_high[1]
 
 
-def test_ragged_cost(script: Script) -> None:
-    found = script("ragged_cost", "--as-is")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_ragged_cost(script: Script, dtype: str) -> None:
+    found = script("ragged_cost", "--as-is", "--dtype", dtype)
+    assert found["dtype"] == dtype
     for key in ("ratio", "packing", "floor"):
         assert found[key] > 0
         assert _is_interval(found[f"{key}_interval"], found[key])
