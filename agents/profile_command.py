@@ -163,7 +163,6 @@ def measure_cost(
         probe: tells the machine's speed; a `SpeedProbe` of the decoder by default.
     """
     from specdepth.decoder.profiler import profile
-    from specdepth.decoder.roofline import ModelSize
     from specdepth.decoder.speed_probe import SpeedProbe
 
     from .evaluate import timed_by_work
@@ -175,12 +174,7 @@ def measure_cost(
             name=decoder.model_pair,
             device=str(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
-            size=ModelSize(
-                num_parameters=target.num_parameters,
-                weight_bytes=target.weight_bytes,
-                flops_per_token=target.flops_per_token,
-                kv_bytes_per_token=target.kv_bytes_per_token,
-            ),
+            size=target.size,
             time_budget_s=seconds,
             seed=seed,
             progress=None if progress is None else lambda share: progress(share, ""),

@@ -110,7 +110,6 @@ def knee(check: Check) -> dict[str, Any]:
     """Measured pass times, which tell schedulers the price of depth."""
     decoder = check.need_decoder()
     from specdepth.decoder.profiler import profile
-    from specdepth.decoder.roofline import model_size
 
     for attempt in range(PROFILE_ATTEMPTS):
         try:
@@ -119,7 +118,7 @@ def knee(check: Check) -> dict[str, Any]:
                 name="random-llama",
                 device=str(check.document["device"].get("name", check.device.type)),
                 dtype=check.scale.dtype,
-                size=model_size(check.model),
+                size=decoder.target.size,
                 tokens=check.scale.pass_tokens,
                 time_budget_s=min(check.scale.profile_s, max(check.left_s, 1.0)),
                 seed=check.seed + attempt,

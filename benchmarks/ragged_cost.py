@@ -190,10 +190,10 @@ def _milliseconds(pairs: Pairs) -> tuple[float, float]:
 
 def _explain(printer: Printer, decoder: SpeculativeDecoder, sizes: tuple[int, int]) -> None:
     few, many = sizes
-    gflop = decoder.target.flops_per_token / 1e9
+    gflop = decoder.target.size.flops_per_token / 1e9
     printer.line(
         f"Arithmetic: {few} tokens are {few * gflop:.3g} GFLOP and {many} are {many * gflop:.3g}, over the "
-        f"same {decoder.target.weight_bytes / 1e6:.4g} MB of weights. Bound by arithmetic the ratio is "
+        f"same {decoder.target.size.weight_bytes / 1e6:.4g} MB of weights. Bound by arithmetic the ratio is "
         f"{few / many:.2f}, bound by streaming weights it is 1."
     )
 

@@ -15,6 +15,7 @@ from .eagle_net import EagleNet, rotary_table
 from .models import PackedModel
 from .paged_model import LayerShape, PagedModel
 from .prepack import can_prepack, prepack
+from .roofline import ModelSize
 
 
 class EagleModel(PagedModel):
@@ -52,9 +53,13 @@ class EagleModel(PagedModel):
         self.layers, self.block_size = [], 0
         self.vocab_size = config.draft_vocab_size
         self.max_positions = config.max_position_embeddings
-        self.num_parameters = sum(p.numel() for p in net.parameters())
-        self.weight_bytes = sum(p.numel() * p.element_size() for p in net.parameters())
-        self.flops_per_token = 2.0 * self.num_parameters
+        num_parameters = sum(p.numel() for p in net.parameters())
+        self.size = ModelSize(
+            num_parameters=num_parameters,
+            weight_bytes=sum(p.numel() * p.element_size() for p in net.parameters()),
+            flops_per_token=2.0 * num_parameters,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+        )
         self._embedding = embedding
         self._cos, self._sin = (table.to(self.device, self.dtype) for table in rotary_table(config))
         if can_prepack(self.dtype, self.device):

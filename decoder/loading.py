@@ -12,6 +12,7 @@ from typing_extensions import TypeIs
 
 from .default_model import default_model_path
 from .native import cpu_flags
+from .prepack import prepacked_dtype
 from .tokenizers import end_token_ids
 
 if TYPE_CHECKING:
@@ -102,12 +103,19 @@ def load_model(
 
     Raises:
         OSError: it cannot be found, or is damaged.
+        ValueError: a loaded model that another decoder has in another format.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if is_model(source):
         model, name = source, type(source).__name__
+        packed = prepacked_dtype(model)
+        if packed is not None and (packed, "cpu") != (dtype, device.type):
+            raise ValueError(
+                f"This loaded model was prepacked for another decoder, in {packed} on the CPU; load it "
+                f"again to have it in {dtype} on {device}."
+            )
     else:
         name = str(source)
         path = str(default_model_path()) if name == DEFAULT_NAME else name

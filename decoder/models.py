@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from .attention import IMPLEMENTATION, PAGE_SIZE, Backend, LayerKV, PassLayout
 from .graphs import GraphedPass
 from .lean_llama import make_lean
 from .paged_model import LayerShape, PagedModel
-from .prepack import PackedLinear, can_prepack, prepack
+from .prepack import can_prepack, prepack, prepacked_dtype
+from .roofline import ModelSize, model_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +36,9 @@ position is off by the order of 1."""
 
 MASK_PROBE_LENGTH = 2**17
 """Context at which a layer's mask must be causal or the sliding window that its attention is told."""
+
+_PLAIN = "_specdepth_plain"
+"""Attribute of a model that was taken over."""
 
 KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -63,50 +67,37 @@ class PackedModel(PagedModel):
         *,
         backend: Backend | None = None,
     ) -> None:
-        if any(isinstance(module, PackedLinear) for module in model.modules()):
-            raise ValueError(
-                "This loaded model was taken over by another decoder, which prepacked its weights; load "
-                "it again, or give each decoder a copy."
-            )
         self.model = model
         self.name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         text_config = model.config.get_text_config()
         refuse_by_config(self.name, model.config, text_config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        rows = head.weight.shape[0] if head is not None else int(text_config.vocab_size)
-        self.vocab_size = min(vocab_size or rows, rows)
         self.max_positions: int | None = getattr(text_config, "max_position_embeddings", None)
-        self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        embedding = model.get_input_embeddings().weight
-        assert isinstance(embedding, Tensor)
-        tied = head is not None and head.weight is embedding
-        self.flops_per_token = 2.0 * (self.num_parameters - (0 if tied else embedding.numel()))
-        """Multiplications and additions of the linear layers; looking up an embedding is free."""
         self.backend: Backend = "sdpa"
         self.layers: list[LayerKV] = []
         self.block_size = 0
         self._graphs: GraphedPass | None = None
-        self._watches, self._seen = False, list[Tensor]()
+        self._watches, self._runs, self._seen = False, False, list[Tensor]()
         attention.register()
         own = model.config._attn_implementation
         try:
-            self._adopt(backend)
+            if prepacked_dtype(model) is None:
+                # Kept with the model for the next decoder, which will not find it plain.
+                setattr(model, _PLAIN, _plain(model, self.name, vocab_size))
+            plain: _Plain = getattr(model, _PLAIN)
+            self.vocab_size = min(vocab_size or plain.head_rows, plain.head_rows)
+            self.size, self.shapes = plain.size, plain.shapes
+            self._adopt(plain, backend)
         except BaseException:
             model.set_attn_implementation(own or "eager")  # a refused model stays its owner's
             raise
 
-    def _adopt(self, backend: Backend | None) -> None:
+    def _adopt(self, plain: _Plain, backend: Backend | None) -> None:
         """Put the paged attention in place of the model's own, if it can be."""
-        ids = check_tokens(CHECK_LENGTH, self.vocab_size).to(self.device)[None]
-        with torch.inference_mode():
-            self.shapes, has_softcap = probe_attention(self.model, self.name, ids[:, :4])
-            reference = _plain_logits(self.model, ids)[:, : self.vocab_size]
+        host_ids, reference = plain.token_ids.cpu().numpy(), plain.logits[:, : self.vocab_size]
         self.model.set_attn_implementation(IMPLEMENTATION)
-        host_ids = ids[0].cpu().numpy()
-        for choice in [backend] if backend else self._candidates(has_softcap):
+        for choice in [backend] if backend else self._candidates(plain.has_softcap):
             self.backend = choice
             error = self._error(host_ids, reference)
             if error <= self.tolerance:
@@ -118,7 +109,7 @@ class PackedModel(PagedModel):
                 f"logits {error:.2g}); its attention has a feature that specdepth does not know. "
                 "Use another model, or report its architecture."
             )
-        if can_prepack(self.dtype, self.device):
+        if can_prepack(self.dtype, self.device) and prepacked_dtype(self.model) is None:
             prepack(self.model)
             make_lean(self.model)
             error = self._error(host_ids, reference)
@@ -165,7 +156,8 @@ class PackedModel(PagedModel):
             )
 
         def see(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._seen.append(inputs[0][0])
+            if self._runs:  # not another decoder over the same model
+                self._seen.append(inputs[0][0])
 
         for index in sorted(layer_ids):
             layers[index].register_forward_pre_hook(see)
@@ -216,13 +208,17 @@ class PackedModel(PagedModel):
     ) -> Tensor:
         """Eager pass; `rows` 0 is all rows."""
         self._seen.clear()
-        output = self.model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=rows,
-            layout=layout,
-        )
+        self._runs = True
+        try:
+            output = self.model(
+                input_ids=token_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=rows,
+                layout=layout,
+            )
+        finally:
+            self._runs = False
         if self._watches:
             self.states = torch.cat(self._seen, 1)
         logits: Tensor = output.logits[0, :, : self.vocab_size]
@@ -383,7 +379,33 @@ def probe_attention(
     return [seen[i] for i in range(expected)], bool(softcaps)
 
 
-def _plain_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+class _Plain(NamedTuple):
+    """A model as it was before anything of it was replaced."""
+
+    size: ModelSize
+    head_rows: int
+    shapes: list[LayerShape]
+    has_softcap: bool
+    token_ids: Tensor
+    """`check_tokens`, [CHECK_LENGTH]."""
+    logits: Tensor
+    """Of these tokens, [CHECK_LENGTH, head_rows]."""
+
+
+@torch.inference_mode()
+def _plain(model: PreTrainedModel, name: str, vocab_size: int | None) -> _Plain:
+    """Look at a model that was not prepacked; ends with eager attention."""
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    named: Any = model.get_input_embeddings() if head is None else head
+    rows = int(named.weight.shape[0])
+    ids = check_tokens(CHECK_LENGTH, min(vocab_size or rows, rows)).to(model.device)
+    shapes, has_softcap = probe_attention(model, name, ids[None, :4])
     model.set_attn_implementation("eager")
-    logits: Tensor = model(input_ids=token_ids, use_cache=False).logits[0]
-    return logits
+    return _Plain(
+        size=model_size(model),
+        head_rows=rows,
+        shapes=shapes,
+        has_softcap=has_softcap,
+        token_ids=ids,
+        logits=model(input_ids=ids[None], use_cache=False).logits[0],
+    )

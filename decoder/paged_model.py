@@ -14,6 +14,7 @@ from specdepth.scheduler.state import Ints
 
 from .amx_attention import BLOCK_MULTIPLE, can_attend
 from .attention import Backend, LayerKV, PassLayout, build_layout
+from .roofline import ModelSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,7 @@ class PagedModel(ABC):
     vocab_size: int
     """Columns of its logits."""
     max_positions: int | None
-    num_parameters: int
-    weight_bytes: int
-    flops_per_token: float
+    size: ModelSize
     states: Tensor | None = None
     """Hidden states that the last pass left behind, where somebody reads them."""
 

@@ -30,12 +30,18 @@ def can_prepack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def prepacked_dtype(model: nn.Module) -> torch.dtype | None:
+    """Number format of a model that was prepacked; None of another."""
+    return next((m.dtype for m in model.modules() if isinstance(m, PackedLinear)), None)
+
+
 class PackedLinear(nn.Module):
     """`nn.Linear` on a weight in the layout of `AmxLinear`, or of oneDNN. Inference only."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
         self._amx = AmxLinear(weight, bias) if can_multiply(weight) else None
         if self._amx is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)

@@ -373,9 +373,9 @@ def _fill_in(
 
 def nominal_cost(target: PagedModel, draft: PagedModel | None) -> CostModel:
     """A stand-in until `profile` has measured: time in proportion to parameters and tokens."""
-    per_pass = target.weight_bytes / 10e9
-    per_token = target.flops_per_token / 200e9
-    draft_s = 0.0 if draft is None else per_pass * draft.weight_bytes / target.weight_bytes
+    per_pass = target.size.weight_bytes / 10e9
+    per_token = target.size.flops_per_token / 200e9
+    draft_s = 0.0 if draft is None else draft.size.weight_bytes / 10e9
     return CostModel.linear(
         base_s=per_pass, token_s=per_token, draft_base_s=draft_s, name="nominal"
     )

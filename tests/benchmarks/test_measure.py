@@ -138,10 +138,10 @@ def test_nan_never_gets_into_the_line() -> None:
 
 
 def test_result_line_says_how_often_with_what_and_on_what() -> None:
-    arguments = Namespace(seed=7, quick=True, target="/somewhere/model")
+    arguments = Namespace(seed=7, quick=True, target="/somewhere/model", dtype="float32")
     line = result_line("name", arguments, 12, {"ratio": 0.5})
     assert (line["benchmark"], line["ratio"], line["n"], line["seed"]) == ("name", 0.5, 12, 7)
-    assert (line["quick"], line["target"]) == (True, "model")
+    assert (line["quick"], line["target"], line["dtype"]) == (True, "model", "float32")
     assert set(line["versions"]) >= {"python", "torch", "transformers", "numpy", "specdepth"}
     assert line["machine"]["cores"] >= 1
     assert json.loads(json.dumps(line)) == line

@@ -420,7 +420,7 @@ class TestModels:
 
     @pytest.mark.parametrize("dtype", ["int8", "floaty", torch.int64])
     def test_an_unknown_dtype_is_refused(self, dtype: Any) -> None:
-        with pytest.raises(ValueError, match="dtype must be float64, float32, float16"):
+        with pytest.raises(ValueError, match='dtype must be "auto", float64, float32, float16'):
             build_decoder(TARGET, dtype=dtype)
 
     def test_a_pool_without_a_block_is_refused(self) -> None:

@@ -11,7 +11,14 @@ from torch import nn
 
 from specdepth.decoder.lean_llama import LeanLlamaLayer
 from specdepth.decoder.models import PackedModel
-from specdepth.decoder.prepack import JointPart, PackedLinear, can_prepack, prepack
+from specdepth.decoder.prepack import (
+    JointPart,
+    PackedLinear,
+    can_prepack,
+    prepack,
+    prepacked_dtype,
+)
+from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from tests.decoder.tiny import tiny_llama
 
 CPU = torch.device("cpu")
@@ -112,11 +119,44 @@ def test_only_two_formats_on_cpu_are_prepacked() -> None:
     assert not can_prepack(torch.bfloat16, torch.device("meta"))
 
 
-def test_a_model_that_was_prepacked_is_not_taken_again() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoders_can_share_a_prepacked_model(dtype: torch.dtype) -> None:
+    model = tiny_llama(dtype=dtype)
+    shared = [
+        SpeculativeDecoder.from_pretrained(model, "none", dtype=dtype, device="cpu")
+        for _ in range(2)
+    ]
+    alone = SpeculativeDecoder.from_pretrained(
+        tiny_llama(dtype=dtype), "none", dtype=dtype, device="cpu"
+    )
+    assert prepacked_dtype(model) == dtype
+    prompts = [[1, 2, 3], [4, 5]]
+    texts = [
+        [result.token_ids for result in one.generate(prompts, max_new_tokens=9)]
+        for one in (*shared, alone)
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_prepacked_model_keeps_its_number_format() -> None:
     model = tiny_llama(dtype=torch.bfloat16)
-    PackedModel(model)
-    with pytest.raises(ValueError, match="taken over by another decoder"):
-        PackedModel(model)
+    decoder = SpeculativeDecoder.from_pretrained(model, "none", dtype=torch.bfloat16, device="cpu")
+    with pytest.raises(ValueError, match=r"in torch\.bfloat16 on the CPU; load it again"):
+        SpeculativeDecoder.from_pretrained(model, "none", dtype="float64", device="cpu")
+    assert len(decoder.generate([[1, 2]], max_new_tokens=3)[0].token_ids) == 3
+
+
+def test_states_are_watched_in_passes_of_their_own_decoder_only() -> None:
+    model = tiny_llama()
+    watching, other = PackedModel(model), PackedModel(model)
+    watching.watch([0, 1])
+    ids = torch.arange(3)
+    for packed in (watching, other):
+        packed.allocate(1, 4)
+        layout = packed.layout(np.zeros((1, 1), np.int32), np.array([0]), np.array([3]))
+        with torch.inference_mode():
+            packed.forward(ids, ids, layout, np.arange(3))
+    assert len(watching._seen) == 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
