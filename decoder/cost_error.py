@@ -19,6 +19,9 @@ from .engine import Engine
 LOADS = (1, 2, 4, 8, 16, 32)
 MEDIAN_BAR, P95_BAR = 0.05, 0.15
 """Errors that a cost model should stay below on a quiet machine."""
+PROBE_EVERY = 8
+"""Counted rounds between two probes; the round after a probe, which finds other things in the caches than its
+own, does not count."""
 BLOCK_ROUNDS = 16
 """Counted rounds at one load before the next one's turn, so that a drift of the machine meets all loads."""
 FILL_ROUNDS = 200
@@ -40,7 +43,7 @@ class CostError:
     """Decoding sequences."""
     num_prefill_tokens: Ints
     probe_s: Floats | None = None
-    """What a fixed piece of work took right after each round; see `SpeedProbe`."""
+    """What a fixed piece of work took soon after each round; see `SpeedProbe`."""
 
     def __len__(self) -> int:
         return len(self.measured_s)
@@ -123,7 +126,7 @@ def measure_cost_error(
         seed: of prompts and depths.
         repeats: times that each round is measured.
         progress: called with the share of the time that is over, 0..1.
-        probe: called after each round; its seconds go into the result.
+        probe: called after every few rounds; its seconds go into the result.
         clock: wall time in seconds, for the budget only.
 
     Raises:
@@ -194,8 +197,9 @@ def _block(
 ) -> list[_Row]:
     """Rounds at one load, once all decode."""
     rows: list[_Row] = []
-    is_full = False
-    for number in range(FILL_ROUNDS + BLOCK_ROUNDS):
+    since_probe: list[tuple[float, float, int, int]] = []
+    is_full = counts = False
+    for number in range(FILL_ROUNDS + 2 * BLOCK_ROUNDS):
         while engine.num_running + engine.num_waiting < load:
             # Ends are spread out, so that prompts join rounds of others.
             new = int(rng.integers(NEW_TOKENS // 4, NEW_TOKENS + 1))
@@ -204,13 +208,18 @@ def _block(
         outcome = engine.step()
         assert outcome is not None
         engine.take_finished()
-        if is_full:
+        if counts:
             predicted_s, seconds = cost.outcome_s(outcome), outcome.elapsed_s
             size, prefill = len(outcome.slots), outcome.num_prefill_tokens
-            rows.append((predicted_s, seconds, size, prefill, probe()))
-        if len(rows) == BLOCK_ROUNDS:
-            break
+            since_probe.append((predicted_s, seconds, size, prefill))
         is_full = is_full or len(outcome.slots) == load or number >= FILL_ROUNDS
+        counts = is_full
+        if len(since_probe) == PROBE_EVERY:
+            taken_s = probe()
+            rows += [(*row, taken_s) for row in since_probe]
+            since_probe, counts = [], False
+        if len(rows) >= BLOCK_ROUNDS:
+            break
     return rows
 
 

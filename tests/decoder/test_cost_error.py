@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from specdepth.decoder import cost_error
-from specdepth.decoder.clock import VirtualClock
-from specdepth.decoder.cost_error import BLOCK_ROUNDS, CostError, _medians, measure_cost_error
+from specdepth.decoder.clock import PassWork, VirtualClock
+from specdepth.decoder.cost_error import (
+    BLOCK_ROUNDS,
+    PROBE_EVERY,
+    CostError,
+    _medians,
+    measure_cost_error,
+)
 from specdepth.decoder.engine import Engine
 from specdepth.scheduler.cost import CostModel
 from tests.decoder.tiny import build_decoder, tiny_llama
@@ -96,6 +102,32 @@ def test_the_model_that_moves_the_clock_is_never_off(engine) -> None:
     error = check(engine, COST)
     assert error.errors.max() < 1e-6
     assert error.is_within_bars
+
+
+class SweptClock(VirtualClock):
+    """The round right after a probe takes a second more: it finds its caches swept."""
+
+    swept = False
+
+    def pass_times(self, work: PassWork, draft_s: float, verify_s: float) -> tuple[float, float]:
+        draft_s, verify_s = super().pass_times(work, draft_s, verify_s)
+        more, self.swept = float(self.swept), False
+        self._now += more
+        return draft_s, verify_s + more
+
+    def probe(self) -> float:
+        self.swept = True
+        return 0.005
+
+
+def test_what_a_probe_does_to_the_next_round_does_not_count() -> None:
+    clock = SweptClock(COST)
+    engine = build_decoder(tiny_llama(), clock=clock).engine
+    error = check(engine, COST, probe=clock.probe)
+    assert len(error) % PROBE_EVERY == 0
+    assert error.errors.max() < 1e-6
+    assert error.probe_s is not None
+    assert (error.probe_s == 0.005).all()
 
 
 def test_a_model_that_is_too_cheap_has_a_bias_below_zero(engine) -> None:

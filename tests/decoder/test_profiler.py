@@ -338,6 +338,35 @@ def test_a_probe_takes_the_machines_swings_out_of_the_prices() -> None:
     assert spread(None, plain) > 1.2
 
 
+class DisturbedTimer(LawTimer):
+    """The pass right after a probe takes 4 ms more: it finds its caches swept."""
+
+    swept = False
+
+    def time_pass(
+        self,
+        query_lengths: Sequence[int],
+        context_lengths: Sequence[int],
+        num_logit_rows: int,
+        model: Literal["target", "draft"] = "target",
+    ) -> float:
+        more, self.swept = 0.004 * self.swept, False
+        return more + super().time_pass(query_lengths, context_lengths, num_logit_rows, model)
+
+    def probe(self) -> float:
+        self.swept = True
+        return 0.005
+
+
+def test_what_a_probe_does_to_the_next_pass_is_in_no_price() -> None:
+    disturbed, quiet = DisturbedTimer(), LawTimer()
+    settings: dict[str, Any] = {"name": "swept", "time_budget_s": 800}
+    prices = profile(disturbed, clock=disturbed.clock, probe=disturbed.probe, **settings)
+    assert prices.verify_s == pytest.approx(
+        profile(quiet, clock=quiet.clock, **settings).verify_s, rel=1e-9
+    )
+
+
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model", "eagle"])
 def test_the_runner_times_sampling_and_leaves_no_trace(drafter: str) -> None:
     target = tiny_llama()
