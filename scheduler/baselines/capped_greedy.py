@@ -112,14 +112,20 @@ class CappedGreedyDepth:
         if not num_running:
             return np.zeros(0, np.int64)
         shrinkage = self.shrinkage_at(num_running)
-        survival = shrink(self.survival.survival(state), state.max_depths, shrinkage)
-        seconds = verify_seconds(state, survival.size)
+        survival = self.survival.survival(state)
+        seconds = verify_seconds(state, int(state.max_depths.sum()))
         seconds = seconds[0] + shrinkage.price * (seconds - seconds[0])
         if state.drafter == "draft-model" and not state.cost.drafter_is_free:
+            survival = shrink(survival, state.max_depths, shrinkage)
             return _best_capped(state, survival, seconds, shrinkage.price)
+        offers = state.max_depths.nonzero()[0]  # with prompt lookup a third has none
+        survival = shrink(survival[offers], state.max_depths[offers], shrinkage)
         ranked = rank_tokens(survival, above=_least_worth(seconds, num_running))
         tokens = expected_tokens(ranked, num_running)
-        return ranked.depths(int((tokens / seconds[: len(tokens)]).argmax()), num_running)
+        budget = int((tokens / seconds[: len(tokens)]).argmax())
+        depths = np.zeros(num_running, np.int64)
+        depths[offers] = ranked.depths(budget, len(offers))
+        return depths
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Let the estimator learn."""
@@ -153,7 +159,7 @@ def _least_worth(verify_s: Floats, num_running: int, draft_s: float = 0.0) -> fl
     dear: the candidate without it commits more tokens a second, or no drafts at all do.
 
     Args:
-        verify_s: [N + 1] as in `_best_capped`.
+        verify_s: as in `_best_capped`.
         num_running: R.
         draft_s: weighed draft time that a token adds at the least.
     """
@@ -168,7 +174,8 @@ def _best_capped(state: RoundState, survival: Floats, verify_s: Floats, price: f
     Args:
         state: of a round with a draft model.
         survival: [R, K].
-        verify_s: [R * K + 1] weighed price of the round by drafted tokens, without draft passes.
+        verify_s: weighed price of the round by drafted tokens, up to all that can be drafted, without
+            draft passes.
         price: weight of the draft time.
     """
     num_running = state.num_running
