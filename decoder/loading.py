@@ -60,7 +60,7 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     """Return a floating dtype by name or as it is; for "auto" the one that `device` is fastest with.
 
     That is bfloat16 where there are instructions for it, else float16 on a GPU and float32 on a CPU: a CPU
-    without them takes two to three times as long in bfloat16 as in float32.
+    without them takes 1.3 (one token) to 2.8 times (40) as long in bfloat16 as in float32.
 
     Raises:
         ValueError: not "auto" and not one of float64, float32, float16, bfloat16.

@@ -42,7 +42,7 @@ CHUNK_TOKENS = (64, 256)
 MIN_REPEATS, MAX_REPEATS = 3, 25
 PROBE_EVERY = 6
 """Passes between two probes. A probe streams the output head through the caches, which a round never finds in
-that state: with one before each pass those of few tokens came out 6 % too dear (float32)."""
+that state: with one before each pass, rounds of one sequence came out 6 % too dear (float32)."""
 SAMPLED_SEQUENCES, SAMPLED_DEPTH, SAMPLED_REPEATS = 8, 3, 9
 """The verdict from which the price of a sampled row is measured."""
 
