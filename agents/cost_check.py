@@ -55,10 +55,17 @@ def check_noise(
     seconds: float,
     seed: int = 0,
     probe: Callable[[], float] | None = None,
+    progress: Callable[[float, str], None] | None = None,
 ) -> CostError:
     """What a cost model that knew each shape's median would still be off by, on this machine now."""
     with timed_by_work(decoder):
-        return measure_noise(decoder.runner, seconds=seconds, seed=seed, probe=probe)
+        return measure_noise(
+            decoder.runner,
+            seconds=seconds,
+            seed=seed,
+            probe=probe,
+            progress=None if progress is None else lambda share: progress(share, ""),
+        )
 
 
 def error_values(error: CostError, noise: CostError) -> dict[str, float | int | bool]:

@@ -116,7 +116,9 @@ def run(options: Options, console: Console) -> None:
                 progress=update,
                 probe=probe,
             ).at_speed(probe_s)
-            checks = error, check_noise(decoder, NOISE_SECONDS, options.seed, probe)
+        with console.progress("Timing the same passes again and again") as update:
+            noise = check_noise(decoder, NOISE_SECONDS, options.seed, probe, progress=update)
+        checks = error, noise
     rows = found.rows() if found is not None else []
     results = Results.collect(command_line(), config_of(options), rows, device=cost.device)
     results.save(folder / "results.json")
