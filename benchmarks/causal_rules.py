@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from specdepth.decoder.trace_files import load_trace
     from specdepth.scheduler.cost_files import load_cost
 
-    arguments = parse(__doc__, argv, options=_options)
+    arguments = parse(__doc__, argv, options=_options, has_target=False)
     printer = Printer(arguments.json_only)
     start_s = time.process_time()
     trace, cost = load_trace(arguments.trace), load_cost(arguments.cost)

@@ -68,7 +68,7 @@ UNIVERSAL_NAME = "universal-1"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, and end with the JSON line."""
-    arguments = parse(__doc__, argv, options=_options)
+    arguments = parse(__doc__, argv, options=_options, has_target=False)
     printer = Printer(arguments.json_only)
     unknown = sorted(set(arguments.pairs) - set(PAIRS))
     if unknown:
