@@ -12,7 +12,7 @@ a cost model gets wrong.
 Keys: `median` and `p95` of |predicted / measured - 1| over all rounds; `bias`, the median of
 predicted / measured - 1; the same for rounds without prompts in them as `decode_median`, `decode_p95`
 and `decode_bias`. Measured times are taken to the speed that the machine had during the profile, by a
-fixed probe beside each pass and round; `raw_median` and `raw_p95` are without that. `noise_median` and
+fixed probe every few passes and rounds; `raw_median` and `raw_p95` are without that. `noise_median` and
 `noise_p95` are what passes of one shape, timed once each right after, are off their own median: no cost
 model can be closer to rounds that run once.
 """
