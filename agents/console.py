@@ -6,9 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -19,6 +19,14 @@ PLAIN_WIDTH = 140
 """Columns where there is no terminal to ask."""
 PLAIN_STEP = 0.1
 """Share between two progress lines where there is no terminal."""
+
+
+class Update(Protocol):
+    """Says how far something is."""
+
+    def __call__(self, share: float, detail: str = "") -> None:
+        """Take the share that is done, 0..1, and what is going on."""
+        ...
 
 
 class Interrupted(KeyboardInterrupt):
@@ -74,7 +82,7 @@ class Console:
             print(json.dumps(result, allow_nan=False), file=self.stdout, flush=True)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[float, str], None]]:
+    def progress(self, title: str) -> Iterator[Update]:
         """Show how far something is; yields a function of the share, 0..1, and a detail.
 
         A bar on a terminal; elsewhere, and where CI is set, a line at every tenth.
@@ -87,7 +95,7 @@ class Console:
         else:
             yield self._lines(title)
 
-    def _lines(self, title: str) -> Callable[[float, str], None]:
+    def _lines(self, title: str) -> Update:
         start_s = time.monotonic()
         self.say(f"{title} ...")
         last = 0.0
@@ -102,7 +110,7 @@ class Console:
         return update
 
     @contextmanager
-    def _bar(self, title: str) -> Iterator[Callable[[float, str], None]]:
+    def _bar(self, title: str) -> Iterator[Update]:
         from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

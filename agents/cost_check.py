@@ -22,7 +22,7 @@ def check_cost(
     seconds: float,
     seed: int = 0,
     repeats: int = 1,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Callable[[float], None] | None = None,
     probe: Callable[[], float] | None = None,
 ) -> CostError:
     """Compare predicted with live rounds on the clock that `measure_cost` reads.
@@ -46,7 +46,7 @@ def check_cost(
             seed=seed,
             repeats=repeats,
             probe=probe,
-            progress=None if progress is None else lambda share: progress(share, ""),
+            progress=progress,
         )
 
 
@@ -55,16 +55,12 @@ def check_noise(
     seconds: float,
     seed: int = 0,
     probe: Callable[[], float] | None = None,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> CostError:
     """What a cost model that knew each shape's median would still be off by, on this machine now."""
     with timed_by_work(decoder):
         return measure_noise(
-            decoder.runner,
-            seconds=seconds,
-            seed=seed,
-            probe=probe,
-            progress=None if progress is None else lambda share: progress(share, ""),
+            decoder.runner, seconds=seconds, seed=seed, probe=probe, progress=progress
         )
 
 

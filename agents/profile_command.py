@@ -149,7 +149,7 @@ def measure_cost(
     decoder: SpeculativeDecoder,
     seconds: float,
     seed: int = 0,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Callable[[float], None] | None = None,
     probe: Callable[[], float] | None = None,
 ) -> CostModel:
     """Profile the decoder's passes and the rest of its rounds, and let its schedulers see the prices.
@@ -164,6 +164,7 @@ def measure_cost(
         progress: called with the share that is done.
         probe: tells the machine's speed; a `SpeedProbe` of the decoder by default.
     """
+    from specdepth.decoder.loading import dtype_name
     from specdepth.decoder.profiler import profile
     from specdepth.decoder.speed_probe import SpeedProbe
 
@@ -175,11 +176,11 @@ def measure_cost(
             runner,
             name=decoder.model_pair,
             device=str(target.device),
-            dtype=str(target.dtype).removeprefix("torch."),
+            dtype=dtype_name(target.dtype),
             size=target.size,
             time_budget_s=seconds,
             seed=seed,
-            progress=None if progress is None else lambda share: progress(share, ""),
+            progress=progress,
             probe=probe or SpeedProbe(decoder),
         )
         cost = replace(cost, overhead_s=_overhead_s(decoder))

@@ -15,6 +15,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
+from specdepth.decoder.loading import dtype_name
 from specdepth.decoder.replay import ReplayDecoder
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
 from specdepth.envs import LIVE_DECODE, REPLAY_DECODE
@@ -371,7 +372,7 @@ def _origin(config: TrainConfig, decoder: Decoder) -> dict[str, Any]:
     """Where rounds and their times came from, for the card."""
     if isinstance(decoder, SpeculativeDecoder):
         machine = collect_device(str(decoder.target.device))
-        dtype = str(decoder.target.dtype).removeprefix("torch.")
+        dtype = dtype_name(decoder.target.dtype)
         return {"machine": f"{machine.get('gpu', machine['cpu'])}, {dtype}"}
     info, cost = decoder.trace.info, decoder.engine.cost
     trace: dict[str, Any] = {

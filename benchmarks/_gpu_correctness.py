@@ -84,6 +84,7 @@ def _greedy(model: Any, prompt: list[int], length: int) -> tuple[list[int], list
 
 def varlen(check: Check) -> dict[str, Any]:
     """Logits of ragged passes: flash kernel against fallback, and both against float32."""
+    from specdepth.decoder.loading import dtype_name
     from specdepth.decoder.models import PackedModel
 
     on_gpu = check.device.type == "cuda"
@@ -109,7 +110,7 @@ def varlen(check: Check) -> dict[str, Any]:
             flash = _ragged_logits(chosen, check.seed)
             errors["varlen_to_float32"] = _relative(flash, reference)
             errors["varlen_to_fallback"] = _relative(flash, fallback)
-        name = str(dtype).removeprefix("torch.")
+        name = dtype_name(dtype)
         found[name] = {"backend": chosen.backend, "relative_errors": errors}
         if not max(errors.values()) <= RELATIVE_ERROR[dtype]:
             raise AssertionError(f"{dtype}: relative errors of logits {errors}")

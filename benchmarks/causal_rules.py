@@ -47,10 +47,8 @@ TUNED = "shrunk:tuned-by-load"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, and end with the JSON line."""
     from specdepth.agents.default_rules import STOPS
-    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_evaluate import evaluate_replay
     from specdepth.agents.rule_tuning import TrainingReplay, strongest, tune
-    from specdepth.agents.session import with_fixed
     from specdepth.decoder.trace_files import load_trace
     from specdepth.scheduler.cost_files import load_cost
 
@@ -62,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     training = TrainingReplay(
         trace, cost, loads, num_requests=TRAINING_REQUESTS, seed=arguments.seed
     )
-    top = trace.info.max_num_speculative_tokens
-    fixed = make_all(with_fixed((), depths_to_try(top), top), trace.info)
+    fixed = all_fixed(trace.info)
     rules = causal_rules(training, trace.info, arguments.survival)
     choice = TrainingReplay(trace, cost, loads, num_requests=CHOICE_REQUESTS, seed=arguments.seed)
     tuned = tune(choice, {name: [rule] for name, rule in rules.items()})
@@ -76,7 +73,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if trace.info.drafter == "prompt-lookup":
         for table in (*ratios.values(), *without.values()):
             table |= {f"blind-{rule}": table[rule] for rule in rules if rule.startswith("greedy:")}
-            table |= {stop: table[f"fixed:{top}"] for stop in STOPS if stop not in table}
+            table |= {
+                stop: table[f"fixed:{trace.info.max_num_speculative_tokens}"]
+                for stop in STOPS
+                if stop not in table
+            }
     show(printer, "ratio to the best fixed depth, held out", ratios)
     show(printer, "the same for requests that do not loop", without)
     seconds = time.process_time() - start_s
@@ -112,6 +113,15 @@ def make_all(names: Iterable[str], info: TraceInfo) -> dict[str, DepthScheduler]
         "max_num_speculative_tokens": info.max_num_speculative_tokens,
     }
     return {name: make_scheduler(name, **fits) for name in names}
+
+
+def all_fixed(info: TraceInfo) -> dict[str, DepthScheduler]:
+    """No speculation, and the fixed depths that stand for all up to the trace's K."""
+    from specdepth.agents.depth_limit import depths_to_try
+    from specdepth.agents.session import with_fixed
+
+    top = info.max_num_speculative_tokens
+    return make_all(with_fixed((), depths_to_try(top), top), info)
 
 
 def causal_rules(

@@ -21,7 +21,7 @@ import numpy as np
 from _comparison import Comparison, best_depth, ours
 from _measure import Printer, bounds, median_ratio, parse, result_line
 from _workload import load_decoder, mixed_prompts
-from causal_rules import CHOICE_REQUESTS, TRAINING_REQUESTS, causal_rules, make_all
+from causal_rules import CHOICE_REQUESTS, TRAINING_REQUESTS, all_fixed, causal_rules
 
 if TYPE_CHECKING:
     from specdepth.agents.intervals import Interval
@@ -118,18 +118,15 @@ def replayed(
     printer: Printer, trace: Trace, cost: CostModel, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """The strongest causal rule, chosen on the training split, on held-out requests."""
-    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_evaluate import evaluate_replay
     from specdepth.agents.rule_tuning import TrainingReplay, strongest, tune
-    from specdepth.agents.session import with_fixed
 
     loads, seed, info = LOADS, arguments.seed, trace.info
     training = TrainingReplay(trace, cost, loads, num_requests=TRAINING_REQUESTS, seed=seed)
     choice = TrainingReplay(trace, cost, loads, num_requests=CHOICE_REQUESTS, seed=seed)
     rules = causal_rules(training, info, arguments.survival)
     best = strongest(tune(choice, {name: [rule] for name, rule in rules.items()}))
-    top = info.max_num_speculative_tokens
-    fixed = make_all(with_fixed((), depths_to_try(top), top), info)
+    fixed = all_fixed(info)
     found = evaluate_replay(trace, cost, fixed | rules, loads, seed=seed)
     by_load: dict[int, dict[str, Any]] = {}
     for load, run in found.runs.items():

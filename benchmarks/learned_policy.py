@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from _measure import Printer, bounds, parse, result_line
-from causal_rules import TRAINING_REQUESTS, make_all
+from causal_rules import TRAINING_REQUESTS, all_fixed, make_all
 
 if TYPE_CHECKING:
     from specdepth.agents.comparison import Comparison
@@ -88,10 +88,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything about one pair."""
-    from specdepth.agents.depth_limit import depths_to_try
     from specdepth.agents.replay_engines import content_sha256
     from specdepth.agents.replay_evaluate import ORACLE, evaluate_replay
-    from specdepth.agents.session import with_fixed
     from specdepth.decoder.trace_files import load_trace
     from specdepth.scheduler.cost_files import load_cost
     from specdepth.scheduler.learned import LearnedScheduler
@@ -109,8 +107,7 @@ def measured(printer: Printer, name: str, arguments: argparse.Namespace) -> dict
     tried = on_training(trace, cost, rules, loads, arguments.seed)
     strongest = fastest(tried, rules)
     printer.line(f"{name}: strongest on the training split {strongest}.")
-    top = trace.info.max_num_speculative_tokens
-    fixed = make_all(with_fixed((), depths_to_try(top), top), trace.info)
+    fixed = all_fixed(trace.info)
     plain = fastest(tried, hand_made(rules, trace.info))[DAY]
     wanted = dict.fromkeys([*strongest.values(), plain, SINGLE, TABLE])
     chosen = {one: rules[one] for one in wanted}

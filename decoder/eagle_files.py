@@ -16,6 +16,7 @@ from specdepth.checkpoints import shipped_names, shipped_path
 from specdepth.scheduler.files import read_bounded, write_atomic
 
 from .eagle_net import EagleConfig, EagleNet
+from .loading import dtype_name
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -96,7 +97,7 @@ def save_eagle(folder: Path, net: EagleNet, names: Tensor) -> None:
         "hidden_act": "silu",
         "attention_bias": False,
         "tie_word_embeddings": False,
-        "torch_dtype": str(net.fc.weight.dtype).removeprefix("torch."),
+        "torch_dtype": dtype_name(net.fc.weight.dtype),
         **{name: getattr(config, name) for name in _PLAIN_FIELDS},
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": list(config.state_layers),

@@ -82,6 +82,11 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     return kind
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that `resolve_dtype` takes."""
+    return str(dtype).removeprefix("torch.")
+
+
 def has_bf16(flags: Collection[str]) -> bool:
     """Whether a CPU with these flags of Linux multiplies bfloat16: x86-64 or 64-bit Arm."""
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
@@ -113,8 +118,8 @@ def load_model(
         packed = prepacked_dtype(model)
         if packed is not None and (packed, "cpu") != (dtype, device.type):
             raise ValueError(
-                f"This loaded model was prepacked for another decoder, in {packed} on the CPU; load it "
-                f"again to have it in {dtype} on {device}."
+                f"This loaded model was prepacked for another decoder, in {dtype_name(packed)} on the CPU; "
+                f"load it again to have it in {dtype_name(dtype)} on {device}."
             )
     else:
         name = str(source)

@@ -19,7 +19,7 @@ from .attention import IMPLEMENTATION, PAGE_SIZE, Backend, LayerKV, PassLayout
 from .graphs import GraphedPass
 from .lean_llama import make_lean
 from .paged_model import LayerShape, PagedModel
-from .prepack import can_prepack, prepack, prepacked_dtype
+from .prepack import can_prepack, prepack
 from .roofline import ModelSize, model_size
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ MASK_PROBE_LENGTH = 2**17
 """Context at which a layer's mask must be causal or the sliding window that its attention is told."""
 
 _PLAIN = "_specdepth_plain"
-"""Attribute of a model that was taken over."""
+"""Attribute of a model that was prepacked."""
 
 KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -82,10 +82,7 @@ class PackedModel(PagedModel):
         attention.register()
         own = model.config._attn_implementation
         try:
-            if prepacked_dtype(model) is None:
-                # Kept with the model for the next decoder, which will not find it plain.
-                setattr(model, _PLAIN, _plain(model, self.name, vocab_size))
-            plain: _Plain = getattr(model, _PLAIN)
+            plain: _Plain = getattr(model, _PLAIN, None) or _plain(model, self.name, vocab_size)
             self.vocab_size = min(vocab_size or plain.head_rows, plain.head_rows)
             self.size, self.shapes = plain.size, plain.shapes
             self._adopt(plain, backend)
@@ -109,8 +106,8 @@ class PackedModel(PagedModel):
                 f"logits {error:.2g}); its attention has a feature that specdepth does not know. "
                 "Use another model, or report its architecture."
             )
-        if can_prepack(self.dtype, self.device) and prepacked_dtype(self.model) is None:
-            prepack(self.model)
+        if can_prepack(self.dtype, self.device) and prepack(self.model):
+            setattr(self.model, _PLAIN, plain)  # for the next decoder, which will not find it plain
             make_lean(self.model)
             error = self._error(host_ids, reference)
             if not error <= self.tolerance:

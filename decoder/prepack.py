@@ -99,7 +99,8 @@ class JointPart(nn.Module):
 
 
 def prepack(model: nn.Module) -> int:
-    """Replace the linear layers of `model` in place; returns how many multiplications remain.
+    """Replace the linear layers of `model` in place; returns how many multiplications took their place, 0
+    where it was prepacked before.
 
     The model can no longer be saved or trained afterwards.
     """

@@ -15,6 +15,7 @@ from specdepth import SpeculativeDecoder
 from specdepth.decoder.lean_llama import LeanLlamaLayer, LeanNorm, make_lean
 from specdepth.decoder.models import PackedModel
 from specdepth.decoder.prepack import can_prepack, prepack
+from tests.decoder.prepacked import PREPACKED
 from tests.decoder.tiny import from_config, tiny_llama
 
 needs_bf16 = pytest.mark.skipif(
@@ -40,15 +41,12 @@ def logits_of(packed: PackedModel, lengths: list[int]) -> torch.Tensor:
         ).double()
 
 
-@needs_bf16
 @pytest.mark.parametrize("lengths", [[1], [7], [1, 5, 1, 3], [1, 1, 1]])
 @pytest.mark.parametrize("options", [{}, {"attention_bias": True, "mlp_bias": True}])
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", PREPACKED)
 def test_it_computes_what_the_layer_computed(
     lengths: list[int], options: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    if not can_prepack(dtype, torch.device("cpu")):
-        pytest.skip("not prepacked here")
     model = tiny_llama(dtype=dtype, **WIDE, **options)
     lean = PackedModel(copy.deepcopy(model))
     assert sum(isinstance(m, LeanLlamaLayer) for m in lean.model.modules()) == 2

@@ -81,7 +81,15 @@ def test_it_counts_parameters_bytes_and_arithmetic() -> None:
     # Two layers of 2 KV heads of 8 for keys and values.
     assert PACKED.kv_bytes_per_token == 2 * 2 * (8 + 8) * 8
     assert PACKED.size == model_size(MODEL)
-    assert PACKED.size.num_parameters == sum(p.numel() for p in MODEL.parameters())
+    num_parameters = sum(p.numel() for p in MODEL.parameters())
+    num_norms = sum(p.numel() for p in MODEL.parameters() if p.dim() == 1)
+    embedding = VOCAB * 32  # looked up, neither streamed nor multiplied
+    assert PACKED.size.num_parameters == num_parameters
+    assert PACKED.size.weight_bytes == 8 * (num_parameters - embedding)
+    assert PACKED.size.flops_per_token == 2 * (num_parameters - num_norms - embedding)
+    tied = PackedModel(tiny_llama(tie_word_embeddings=True))
+    # A tied embedding is the head: its rows are multiplied after all.
+    assert tied.size.flops_per_token == 2 * (tied.size.num_parameters - num_norms)
     assert PACKED.size.kv_bytes_per_token == PACKED.kv_bytes_per_token
     assert PACKED.max_positions == 512
 

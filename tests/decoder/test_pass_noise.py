@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +13,14 @@ class NoisyTimer(LawTimer):
     """Times off by a factor of law exp(N(0, spread)), on a machine whose slowness drifts."""
 
     def __init__(self, spread: float, drift: float = 0.0, **options: Any) -> None:
-        super().__init__(drafter="prompt-lookup", **options)
+        super().__init__(drafter="prompt-lookup", first_run=1.0, **options)
         self._spread, self._drift = spread, drift
 
     @property
     def slowness(self) -> float:
         return 1 + self._drift * np.sin(len(self.passes) / 20)
 
-    def time_pass(
-        self,
-        query_lengths: Sequence[int],
-        context_lengths: Sequence[int],
-        num_logit_rows: int,
-        model: Literal["target", "draft"] = "target",
-    ) -> float:
-        self.seen.add((model, tuple(query_lengths), tuple(context_lengths), num_logit_rows))
-        seconds = super().time_pass(query_lengths, context_lengths, num_logit_rows, model)
+    def disturbed(self, seconds: float) -> float:
         return seconds * self.slowness * np.exp(self._spread * self.rng.standard_normal())
 
     def probe(self) -> float:

@@ -32,6 +32,7 @@ class LawTimer:
         context_s: float = 2e-6,
         pair_s: float = 0.0,
         spike_share: float = 0.0,
+        first_run: float = 20.0,
         seed: int = 0,
         max_num_seqs: int = 32,
         max_pass_tokens: int = 512,
@@ -45,6 +46,7 @@ class LawTimer:
         self.context_s = context_s
         self.pair_s = pair_s
         self.spike_share = spike_share
+        self.first_run = first_run
         self.rng = np.random.default_rng(seed)
         self.max_num_seqs = max_num_seqs
         self.max_num_speculative_tokens = 8
@@ -88,11 +90,16 @@ class LawTimer:
         shape = (model, tuple(query_lengths), tuple(context_lengths), num_logit_rows)
         if shape not in self.seen:
             self.seen.add(shape)
-            seconds *= 20  # the first run of a shape compiles and touches memory
+            seconds *= self.first_run  # the first run of a shape compiles and touches memory
         elif self.rng.random() < self.spike_share:
             seconds *= 5
         self.passes.append((model, tuple(query_lengths), tuple(context_lengths)))
+        seconds = self.disturbed(seconds)
         self.now += seconds
+        return seconds
+
+    def disturbed(self, seconds: float) -> float:
+        """What the machine makes of a pass."""
         return seconds
 
     def time_sampling(
@@ -310,17 +317,8 @@ class DriftingTimer(LawTimer):
     def slowness(self) -> float:
         return 1.0 + 0.5 * (int(self.now / 10.0) % 2)
 
-    def time_pass(
-        self,
-        query_lengths: Sequence[int],
-        context_lengths: Sequence[int],
-        num_logit_rows: int,
-        model: Literal["target", "draft"] = "target",
-    ) -> float:
-        seconds = super().time_pass(query_lengths, context_lengths, num_logit_rows, model)
-        more = (self.slowness() - 1) * seconds
-        self.now += more
-        return seconds + more
+    def disturbed(self, seconds: float) -> float:
+        return seconds * self.slowness()
 
     def probe(self) -> float:
         return 0.005 * self.slowness()
@@ -343,15 +341,9 @@ class DisturbedTimer(LawTimer):
 
     swept = False
 
-    def time_pass(
-        self,
-        query_lengths: Sequence[int],
-        context_lengths: Sequence[int],
-        num_logit_rows: int,
-        model: Literal["target", "draft"] = "target",
-    ) -> float:
+    def disturbed(self, seconds: float) -> float:
         more, self.swept = 0.004 * self.swept, False
-        return more + super().time_pass(query_lengths, context_lengths, num_logit_rows, model)
+        return seconds + more
 
     def probe(self) -> float:
         self.swept = True
