@@ -3,7 +3,8 @@
 One pass holds the query tokens of N sequences back to back in a row of T tokens. Linear layers never
 see padding; only this function knows where a sequence begins. It writes K and V of the new tokens into
 the paged pool and attends per sequence over the pool: `varlen_attn` with a block table on CUDA (fp16,
-bf16), a kernel of our own on CPUs with AMX (bf16), SDPA over groups of neighbouring sequences elsewhere.
+bf16), a kernel of our own on CPUs with AMX or AVX-512 (bf16), SDPA over groups of neighbouring sequences
+elsewhere.
 
 Legend: T tokens in the row, N sequences, Q queries and L keys of a group, H query heads, J key/value heads,
 D and Dv head sizes, B block size.
@@ -23,13 +24,18 @@ from torch import Tensor, nn
 
 from specdepth.scheduler.state import Ints
 
-from .amx_attention import AmxPass
+from .bf16_attention import KernelPass
 from .packing import Spans, pack
 
-Backend = Literal["sdpa", "amx", "varlen", "varlen-with-cu-seq-k"]
-"""Grouped SDPA, `amx_attention`, or `varlen_attn` in the two ways in which its builds want to be called."""
+Backend = Literal["sdpa", "bf16-kernel", "varlen", "varlen-with-cu-seq-k"]
+"""Grouped SDPA, `bf16_attention`, or `varlen_attn` in the two ways in which its builds want to be called."""
 
-PAGE_SIZE: dict[Backend, int] = {"sdpa": 16, "amx": 16, "varlen": 256, "varlen-with-cu-seq-k": 256}
+PAGE_SIZE: dict[Backend, int] = {
+    "sdpa": 16,
+    "bf16-kernel": 16,
+    "varlen": 256,
+    "varlen-with-cu-seq-k": 256,
+}
 """Default tokens a block; FlashAttention 2 takes multiples of 256 only."""
 
 IMPLEMENTATION = "specdepth_paged"
@@ -126,7 +132,7 @@ class PassLayout:
     groups: list[QueryGroup]
     """Of SDPA; the other two do not need them."""
     varlen: VarlenLayout | None = None
-    amx: AmxPass | None = None
+    kernel: KernelPass | None = None
 
 
 def plan_groups(query_lens: Ints, context_lens: Ints) -> list[tuple[int, int]]:
@@ -177,9 +183,9 @@ def build_layout(
     sequence, positions = spans.sequence, spans.positions
     block = tables[sequence, positions // block_size].astype(np.int64)
     write_index = torch.from_numpy(block * block_size + positions % block_size).to(device)
-    if backend == "amx":
-        amx = AmxPass(tables, starts, query_lens, block_size)
-        return PassLayout(layers, write_index, [], amx=amx)
+    if backend == "bf16-kernel":
+        kernel = KernelPass(tables, starts, query_lens, block_size)
+        return PassLayout(layers, write_index, [], kernel=kernel)
     if backend != "sdpa":
         width = -(-int(context_lens.max()) // block_size)
         cu = np.concatenate([[0], spans.ends]).astype(np.int32)
@@ -291,9 +297,9 @@ def attend(
     Returns:
         [T, H, Dv].
     """
-    if layout.amx is not None:
+    if layout.kernel is not None:
         assert layer.pool is not None
-        return layout.amx.attend(rows, layer.pool, scale, window)
+        return layout.kernel.attend(rows, layer.pool, scale, window)
     num_tokens, num_heads, head_dim = rows.shape
     kv_heads = layer.keys.shape[2]
     repeats = num_heads // kv_heads

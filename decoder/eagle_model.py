@@ -48,7 +48,7 @@ class EagleModel(PagedModel):
         heads, dim = config.num_key_value_heads, config.head_dim
         self.shapes = [LayerShape(heads, dim, dim)]
         self.backend: Backend = target.backend
-        if self.backend == "amx" and not self.has_amx_kernel():
+        if self.backend == "bf16-kernel" and not self.has_kernel():
             self.backend = "sdpa"
         self.layers, self.block_size = [], 0
         self.vocab_size = config.draft_vocab_size

@@ -1,7 +1,7 @@
 """Llama's decoder layer without its Python: the same operations on prepacked weights, called directly.
 
 transformers runs some fourteen modules and wrappers a layer; over 30 thin layers they were a tenth of a pass
-of one or eight tokens. Only for the exact class of Llama, on a CPU, after `prepack`. With the AMX kernels
+of one or eight tokens. Only for the exact class of Llama, on a CPU, after `prepack`. With our kernels
 what is left is seven calls.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import amx_layer
+from . import bf16_layer
 from .attention import PassLayout, attend
 from .prepack import JointPart, PackedLinear
 
@@ -38,12 +38,12 @@ class LeanLlamaLayer(nn.Module):
         self._activation: nn.Module = mlp.act_fn
         self._input_norm = LeanNorm(layer.input_layernorm)
         self._post_norm = LeanNorm(layer.post_attention_layernorm)
-        on_amx = self._input_norm.on_amx
-        self._rotates_on_amx = on_amx and self._head_dim % amx_layer.HEAD_MULTIPLE == 0
-        self._gates_on_amx = (
-            on_amx
+        on_kernel = self._input_norm.on_kernel
+        self._rotates_on_kernel = on_kernel and self._head_dim % bf16_layer.HEAD_MULTIPLE == 0
+        self._gates_on_kernel = (
+            on_kernel
             and mlp.config.hidden_act == "silu"
-            and mlp.gate_proj.out_features % amx_layer.WIDTH_MULTIPLE == 0
+            and mlp.gate_proj.out_features % bf16_layer.WIDTH_MULTIPLE == 0
         )
 
     def forward(
@@ -61,8 +61,8 @@ class LeanLlamaLayer(nn.Module):
         row = hidden[0]
         qkv = self._qkv(self._input_norm(row))
         heads = qkv.view(len(row), -1, self._head_dim)
-        if self._rotates_on_amx:
-            amx_layer.rotate_and_keep(
+        if self._rotates_on_kernel:
+            bf16_layer.rotate_and_keep(
                 qkv, cos, sin, self._rotated_heads, kv.rows, layout.write_index
             )
         else:
@@ -71,8 +71,8 @@ class LeanLlamaLayer(nn.Module):
         attended = attend(heads.narrow(1, 0, self._query_heads), kv, layout, self._scaling)
         row = self._out(attended.flatten(1)).add_(row)
         gate_up = self._gate_up(self._post_norm(row))
-        if self._gates_on_amx:
-            gated = amx_layer.gate(gate_up)
+        if self._gates_on_kernel:
+            gated = bf16_layer.gate(gate_up)
         else:
             gate, up = gate_up.chunk(2, 1)
             gated = self._activation(gate).mul_(up)
@@ -90,12 +90,12 @@ class LeanNorm(nn.Module):
         self._weight: Tensor = norm.weight
         self._variance_epsilon: float = norm.variance_epsilon
         self._epsilon = torch.tensor(norm.variance_epsilon, dtype=torch.float32)
-        self.on_amx = amx_layer.can_run(norm.weight)
+        self.on_kernel = bf16_layer.can_run(norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] to the same."""
-        if self.on_amx:
-            return amx_layer.norm(x, self._weight, self._variance_epsilon)
+        if self.on_kernel:
+            return bf16_layer.norm(x, self._weight, self._variance_epsilon)
         wide = x.float()
         norms = torch.linalg.vector_norm(wide, 2, (1,), True)
         scale = torch.addcmul(self._epsilon, norms, norms, value=1 / x.shape[1]).rsqrt_()

@@ -125,7 +125,7 @@ class PackedModel(PagedModel):
         half = self.dtype in (torch.float16, torch.bfloat16)
         if self.device.type == "cuda" and half and fits and not has_softcap:
             return ["varlen", "varlen-with-cu-seq-k", "sdpa"]
-        return ["amx", "sdpa"] if self.has_amx_kernel() and not has_softcap else ["sdpa"]
+        return ["bf16-kernel", "sdpa"] if self.has_kernel() and not has_softcap else ["sdpa"]
 
     @property
     def tolerance(self) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specdepth.scheduler.state import Ints
 
-from .amx_attention import BLOCK_MULTIPLE, can_attend
 from .attention import Backend, LayerKV, PassLayout, build_layout
+from .bf16_attention import BLOCK_MULTIPLE, can_attend
 from .roofline import ModelSize
 
 
@@ -71,7 +71,7 @@ class PagedModel(ABC):
 
     def _layer(self, num_blocks: int, block_size: int, shape: LayerShape) -> LayerKV:
         heads, dims = shape.num_kv_heads, (shape.key_dim, shape.value_dim)
-        if self.backend in ("sdpa", "amx"):  # gathered and written in one piece
+        if self.backend in ("sdpa", "bf16-kernel"):  # gathered and written in one piece
             pool = self._pool(num_blocks, block_size, heads * sum(dims))
             return LayerKV.side_by_side(pool, heads, shape.key_dim)
         keys, values = (self._pool(num_blocks, block_size, heads, dim) for dim in dims)
@@ -83,14 +83,14 @@ class PagedModel(ABC):
     def layout(self, tables: NDArray[np.int32], starts: Ints, query_lens: Ints) -> PassLayout:
         """See `attention.build_layout`."""
         backend = self.backend
-        if backend == "amx" and self.block_size % BLOCK_MULTIPLE:
+        if backend == "bf16-kernel" and self.block_size % BLOCK_MULTIPLE:
             backend = "sdpa"
         return build_layout(
             self.layers, tables, starts, query_lens, self.block_size, self.device, backend
         )
 
-    def has_amx_kernel(self) -> bool:
-        """Whether the kernel of `amx_attention` takes all its heads."""
+    def has_kernel(self) -> bool:
+        """Whether the kernel of `bf16_attention` takes all its heads."""
         return all(can_attend(self.dtype, self.device, s.key_dim, s.value_dim) for s in self.shapes)
 
     @abstractmethod

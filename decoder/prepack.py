@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .amx_linear import AmxLinear, can_multiply
+from .bf16_linear import Bf16Linear, can_multiply
 
 JOINT_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Sibling linear layers that transformers' models call on the same input."""
@@ -36,21 +36,21 @@ def prepacked_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` on a weight in the layout of `AmxLinear`, or of oneDNN. Inference only."""
+    """`nn.Linear` on a weight in the layout of `Bf16Linear`, or of oneDNN. Inference only."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self._amx = AmxLinear(weight, bias) if can_multiply(weight) else None
-        if self._amx is None:
+        self._kernel = Bf16Linear(weight, bias) if can_multiply(weight) else None
+        if self._kernel is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
             self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        if self._amx is not None:
-            return self._amx(x)
+        if self._kernel is not None:
+            return self._kernel(x)
         result: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._packed, self._bias, "none", [], ""
         )

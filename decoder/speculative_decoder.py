@@ -347,7 +347,7 @@ def _fill_in(
     models: list[PagedModel] = [target] if draft is None else [target, draft]
     page = max(PAGE_SIZE[model.backend] for model in models)
     block_size = config.block_size or page
-    if any(model.backend not in ("sdpa", "amx") for model in models) and block_size % page:
+    if any(model.backend not in ("sdpa", "bf16-kernel") for model in models) and block_size % page:
         raise ValueError(f"block_size must be a multiple of {page} on this GPU, got {block_size}.")
     token_bytes = sum(model.kv_bytes_per_token for model in models)
     if isinstance(draft, EagleModel):

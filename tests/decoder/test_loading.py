@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdepth.decoder import loading
+from specdepth.decoder import bf16_kernels, loading
 from specdepth.decoder.loading import is_model, load_model, resolve_device, resolve_dtype
 from tests.decoder.tiny import char_tokenizer, greedy_text, tiny_llama
 
@@ -83,19 +83,24 @@ def test_dtypes_by_name_and_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("flags", "kernels", "expected"),
     [
-        ({"avx512f", "avx512_bf16"}, torch.bfloat16),
-        ({"amx_bf16"}, torch.bfloat16),
-        ({"asimd", "bf16"}, torch.bfloat16),
-        ({"avx2", "avx512f", "avx512_vnni"}, torch.float32),
-        (set(), torch.float32),
+        ({"avx512f", "avx512_bf16"}, None, torch.bfloat16),
+        ({"amx_bf16"}, None, torch.bfloat16),
+        ({"asimd", "bf16"}, None, torch.bfloat16),
+        ({"avx2", "avx512f", "avx512_vnni"}, None, torch.float32),
+        ({"avx2", "avx512f", "avx512_vnni"}, "compiled", torch.bfloat16),
+        (set(), None, torch.float32),
     ],
 )
-def test_auto_takes_bfloat16_only_where_a_cpu_has_instructions_for_it(
-    flags: set[str], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_auto_takes_bfloat16_only_where_a_cpu_is_fast_with_it(
+    flags: set[str],
+    kernels: str | None,
+    expected: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(bf16_kernels, "load", lambda: kernels)
     assert resolve_dtype("auto", torch.device("cpu")) == expected
 
 

@@ -1,4 +1,4 @@
-"""SmolLM2 in bfloat16 on AMX: the text is the same to the token, whatever the schedule.
+"""SmolLM2 in bfloat16 on our kernels: the text is the same to the token, whatever the schedule.
 
 Other kernels round a row in another way among other numbers of rows, and near ties fall the other way.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdepth.decoder import amx
+from specdepth.decoder import bf16_kernels
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.prompts import KINDS, load_prompts, render
 from specdepth.decoder.speculative_decoder import SpeculativeDecoder
@@ -16,7 +16,7 @@ from specdepth.scheduler.baselines import RandomDepth
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler"),
+    pytest.mark.skipif(bf16_kernels.load() is None, reason="needs AVX-512, Linux and a C compiler"),
 ]
 
 NUM_TOKENS = 32
@@ -41,7 +41,7 @@ def test_text_does_not_depend_on_drafter_depths_batch_or_pool(temperature: float
             num_kv_blocks=blocks,
             verification="coupled",
         )
-        assert decoder.target.backend == "amx"
+        assert decoder.target.backend == "bf16-kernel"
         assert decoder.tokenizer is not None
         prompts = [
             min((render(decoder.tokenizer, p) for p in load_prompts("held-out", [kind])), key=len)

@@ -1,11 +1,11 @@
-"""Calls `amx_layer.c`: the small operations of a Llama layer, a quarter of a round of few tokens in torch."""
+"""Calls `bf16_layer.c`: the small operations of a Llama layer, in torch a quarter of a small round."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from . import amx
+from . import bf16_kernels
 
 WIDTH_MULTIPLE = 16
 """Of a row that is normed or gated."""
@@ -16,15 +16,15 @@ HEAD_MULTIPLE = 32
 def can_run(weight: Tensor) -> bool:
     """Whether the kernels are there and take rows like the weight [width] of a norm."""
     fits = len(weight) % WIDTH_MULTIPLE == 0 and weight.dtype == torch.bfloat16
-    return fits and weight.device.type == "cpu" and amx.load() is not None
+    return fits and weight.device.type == "cpu" and bf16_kernels.load() is not None
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`LlamaRMSNorm` of [T, width] bfloat16 with rows in one piece."""
-    kernels = amx.load()
+    kernels = bf16_kernels.load()
     assert kernels is not None
     out = x.new_empty(x.shape)
-    kernels.specdepth_amx_norm(
+    kernels.specdepth_bf16_norm(
         x.data_ptr(),
         x.stride(0),
         weight.data_ptr(),
@@ -49,9 +49,9 @@ def rotate_and_keep(
         pool: [places, keys and values of all heads] contiguous.
         rows: int64 [T] place of each token.
     """
-    kernels = amx.load()
+    kernels = bf16_kernels.load()
     assert kernels is not None
-    kernels.specdepth_amx_rotate(
+    kernels.specdepth_bf16_rotate(
         qkv.data_ptr(),
         qkv.stride(0),
         cos.data_ptr(),
@@ -69,11 +69,11 @@ def rotate_and_keep(
 
 def gate(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for [T, gate and up] bfloat16, contiguous."""
-    kernels = amx.load()
+    kernels = bf16_kernels.load()
     assert kernels is not None
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(len(gate_up), width)
-    kernels.specdepth_amx_gate(
+    kernels.specdepth_bf16_gate(
         gate_up.data_ptr(), len(gate_up), width, out.data_ptr(), torch.get_num_threads()
     )
     return out

@@ -1,4 +1,4 @@
-"""The small operations of a layer on AMX against those of torch that they stand for."""
+"""The small operations of a layer in bfloat16 against those of torch that they stand for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specdepth.decoder import amx, amx_layer
+from specdepth.decoder import bf16_layer
 from specdepth.decoder.lean_llama import _rotate_
+from tests.decoder.bf16 import on_each_kernel
 from tests.decoder.threads import torch_threads
 
-needs_amx = pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler")
-pytestmark = needs_amx
+pytestmark = on_each_kernel
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -39,9 +39,9 @@ def test_the_norm(rows: int, width: int) -> None:
     x = random(rows, width) * torch.logspace(-6, 4, rows)[:, None].bfloat16()
     weight = random(width, seed=1)
     for epsilon in (1e-5, 1e-3):
-        got = amx_layer.norm(x, weight, epsilon)
+        got = bf16_layer.norm(x, weight, epsilon)
         assert_nearly_same(got, normed(x, weight, epsilon))
-    assert torch.equal(amx_layer.norm(torch.zeros_like(x), weight, 1e-5), torch.zeros_like(x))
+    assert torch.equal(bf16_layer.norm(torch.zeros_like(x), weight, 1e-5), torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("dim", [32, 64, 96])
@@ -55,7 +55,7 @@ def test_rotation_and_what_is_kept(rows: int, dim: int) -> None:
     want, pool = qkv.clone(), torch.zeros(20, 2 * kv * dim, dtype=torch.bfloat16)
     _rotate_(want.view(rows, -1, dim)[:, : queries + kv], cos, sin)
     places = torch.arange(rows) * 2 + 3
-    amx_layer.rotate_and_keep(qkv, cos, sin, queries + kv, pool, places)
+    bf16_layer.rotate_and_keep(qkv, cos, sin, queries + kv, pool, places)
     assert_nearly_same(qkv, want)
     values = (queries + kv) * dim
     assert torch.equal(qkv[:, values:], want[:, values:])  # values are not rotated
@@ -69,20 +69,20 @@ def test_rotation_and_what_is_kept(rows: int, dim: int) -> None:
 def test_the_gate(rows: int, width: int) -> None:
     both = 4 * random(rows, 2 * width)
     gate, up = both.chunk(2, 1)
-    assert_nearly_same(amx_layer.gate(both), F.silu(gate) * up)
+    assert_nearly_same(bf16_layer.gate(both), F.silu(gate) * up)
 
 
 def test_gates_that_an_exponential_cannot_hold() -> None:
     gate = torch.tensor([-1e4, -200, -90, -0.0, 0.0, 90, 200, 1e4] * 2).bfloat16()[None]
-    got = amx_layer.gate(torch.cat([gate, torch.ones_like(gate)], 1))
+    got = bf16_layer.gate(torch.cat([gate, torch.ones_like(gate)], 1))
     torch.testing.assert_close(got, F.silu(gate))
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        lambda x: amx_layer.norm(x, random(64, seed=1), 1e-5),
-        lambda x: amx_layer.gate(x),
+        lambda x: bf16_layer.norm(x, random(64, seed=1), 1e-5),
+        lambda x: bf16_layer.gate(x),
     ],
     ids=["norm", "gate"],
 )
@@ -97,6 +97,6 @@ def test_a_row_is_the_same_among_others_and_with_threads(
 
 
 def test_what_it_takes() -> None:
-    assert amx_layer.can_run(random(64))
-    assert not amx_layer.can_run(random(24))
-    assert not amx_layer.can_run(random(64).float())
+    assert bf16_layer.can_run(random(64))
+    assert not bf16_layer.can_run(random(24))
+    assert not bf16_layer.can_run(random(64).float())

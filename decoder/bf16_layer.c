@@ -1,23 +1,13 @@
 /* The small operations of a Llama layer in bfloat16, each in one call: norm, rotary embedding with the write of
-   keys and values, and gating. They round to bfloat16 where transformers does. Called by amx_layer.py. */
+   keys and values, and gating. They round to bfloat16 where transformers does. Called by bf16_layer.py. */
 
-#include "amx_common.h"
+#include "bf16_common.h"
 
 #include <string.h>
 
-static inline __m512 widen(__m256i x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
-
-static inline __m512 load(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
-
-static inline __m512 rounded(__m512 x) { return widen((__m256i)_mm512_cvtneps_pbh(x)); }
-
-static inline void store(bf16 *y, __m512 x) { _mm256_storeu_si256((__m256i *)y, (__m256i)_mm512_cvtneps_pbh(x)); }
-
 /* RMSNorm of rows x [T, width], `stride` apart; width a multiple of 16. */
-void specdepth_amx_norm(const bf16 *x, int64_t stride, const bf16 *weight, float epsilon, int64_t T, int64_t width,
-                        bf16 *y, int64_t num_threads) {
+void specdepth_bf16_norm(const bf16 *x, int64_t stride, const bf16 *weight, float epsilon, int64_t T, int64_t width,
+                         bf16 *y, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
   for (int64_t t = 0; t < T; t++) {
     const bf16 *row = x + t * stride;
@@ -32,9 +22,9 @@ void specdepth_amx_norm(const bf16 *x, int64_t stride, const bf16 *weight, float
 /* Rotate the first `rotated` heads of each token of qkv [T, stride] in place, by cos and sin [T, D], the first
    half of the sines negative; D a multiple of 32. Then copy `width` numbers from `first` on, the token's keys
    and values, to its row of the pool [*, width]. */
-void specdepth_amx_rotate(bf16 *qkv, int64_t stride, const bf16 *cos, const bf16 *sin, int64_t T, int64_t rotated,
-                          int64_t D, int64_t first, bf16 *pool, const int64_t *rows, int64_t width,
-                          int64_t num_threads) {
+void specdepth_bf16_rotate(bf16 *qkv, int64_t stride, const bf16 *cos, const bf16 *sin, int64_t T, int64_t rotated,
+                           int64_t D, int64_t first, bf16 *pool, const int64_t *rows, int64_t width,
+                           int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
   for (int64_t t = 0; t < T; t++) {
     const bf16 *c = cos + t * D, *s = sin + t * D;
@@ -50,7 +40,7 @@ void specdepth_amx_rotate(bf16 *qkv, int64_t stride, const bf16 *cos, const bf16
 }
 
 /* silu(gate) * up of rows [T, 2 * width], gate first; width a multiple of 16. */
-void specdepth_amx_gate(const bf16 *gate_up, int64_t T, int64_t width, bf16 *y, int64_t num_threads) {
+void specdepth_bf16_gate(const bf16 *gate_up, int64_t T, int64_t width, bf16 *y, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
   for (int64_t t = 0; t < T; t++)
     for (int64_t i = 0; i < width; i += 16) {

@@ -1,4 +1,4 @@
-"""Calls `amx_linear.c`: linear layers in bfloat16 whose results do not depend on what else is in a pass.
+"""Calls `bf16_linear.c`: linear layers in bfloat16 whose results do not depend on what else is in a pass.
 
 oneDNN chooses among kernels by the number of rows, and those round differently; it also compiles one for each
 new number, in 10 ms. For up to 32 rows this is faster as well: 22 to 25 ms over all weights of
@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import amx
+from . import bf16_kernels
 
 MULTIPLE = 32
 """Of inputs and of outputs."""
 
 
-class AmxLinear:
+class Bf16Linear:
     """Packed weights.
 
     Args:
@@ -25,14 +25,14 @@ class AmxLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        kernels = amx.load()
+        kernels = bf16_kernels.load()
         assert kernels is not None
-        self._call = kernels.specdepth_amx_linear
+        self._call = kernels.specdepth_bf16_linear
         self._num_outputs, self._num_inputs = weight.shape
         weight = weight.detach().contiguous()
         # Lines of 64 bytes, which torch aligns to.
         self._packed = torch.empty_like(weight).flatten()
-        kernels.specdepth_amx_pack(weight.data_ptr(), *weight.shape, self._packed.data_ptr())
+        kernels.specdepth_bf16_pack(weight.data_ptr(), *weight.shape, self._packed.data_ptr())
         self._bias = None if bias is None else bias.detach().float().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -67,4 +67,4 @@ def can_multiply(weight: Tensor) -> bool:
     """Whether the kernel is there and takes such a weight [N, K]."""
     fits = not any(size % MULTIPLE for size in weight.shape)
     fits = fits and weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
-    return fits and amx.load() is not None
+    return fits and bf16_kernels.load() is not None

@@ -1,4 +1,4 @@
-"""Whether the AMX kernels are taken, and what a decoder on them promises."""
+"""Which kernels in bfloat16 are taken, and what a decoder on them promises."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdepth.decoder import amx, native
+from specdepth.decoder import bf16_kernels, native
+from specdepth.decoder.bf16_kernels import INSTRUCTION_SETS
 from specdepth.decoder.config import SamplingParams
 from specdepth.decoder.models import PackedModel
 from specdepth.scheduler.baselines import RandomDepth
+from tests.decoder.bf16 import needs_kernels
 from tests.decoder.tiny import build_decoder, noisy_copy, repetitive_prompts, tiny_llama
 
-needs_amx = pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler")
+AVX512, AMX = (frozenset(instructions.needed) for instructions in reversed(INSTRUCTION_SETS))
 WIDE: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 96,
@@ -35,12 +37,12 @@ WIDE: dict[str, Any] = {
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What `load` found before is asked anew, here and afterwards."""
-    amx.load.cache_clear()
+    bf16_kernels.load.cache_clear()
     yield
-    amx.load.cache_clear()
+    bf16_kernels.load.cache_clear()
 
 
-@needs_amx
+@needs_kernels
 @pytest.mark.usefixtures("forgotten")
 def test_without_a_compiler_it_runs_on_torch_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -49,29 +51,71 @@ def test_without_a_compiler_it_runs_on_torch_alone(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with caplog.at_level(logging.WARNING):
-        assert amx.load() is None
+        assert bf16_kernels.load() is None
     assert "no C compiler" in caplog.text
     assert PackedModel(tiny_llama(dtype=torch.bfloat16, **WIDE)).backend == "sdpa"
 
 
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("missing", ["amx_bf16", "avx512_bf16"])
 def test_a_cpu_without_the_instructions_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flags = frozenset(amx._NEEDED) - {missing}
-    monkeypatch.setattr(native, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(native, "cpu_flags", lambda: AVX512 - {"avx512vl"})
     monkeypatch.setattr(native, "compiled", None)
-    assert amx.load() is None
+    assert bf16_kernels.load() is None
     assert not caplog.records
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_onednns_own_limit_holds_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset(amx._NEEDED))
-    monkeypatch.setattr(native, "compiled", None)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_bf16")
-    assert amx.load() is None
+@pytest.mark.parametrize(
+    ("flags", "limit", "expected"),
+    [
+        (AMX, None, "amx"),
+        (AMX, "ALL", "amx"),
+        (AMX, "avx512_core_amx", "amx"),
+        (AMX, "AVX512_CORE_BF16", "avx512"),
+        (AMX, "AVX10_1_512_AMX_FP16", "amx"),
+        (AMX, "AVX10_1_512", "avx512"),
+        (AMX, "AVX2", None),
+        (AMX - {"avx512_bf16"}, None, "avx512"),
+        (AMX - {"amx_bf16"}, None, "avx512"),
+        (AVX512, None, "avx512"),
+        (AVX512, "AVX512_CORE_AMX", "avx512"),
+        (AVX512, "SSE41", None),
+        (frozenset({"avx2"}), None, None),
+    ],
+)
+def test_the_best_that_the_cpu_and_onednns_own_limit_allow(
+    flags: frozenset[str], limit: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(bf16_kernels, "_tiles_are_granted", lambda: True)
+    monkeypatch.setattr(bf16_kernels, "compiled_with", lambda instructions: instructions.name)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if limit:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    loaded: Any = bf16_kernels.load()
+    assert loaded == expected
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_what_does_not_compile_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cpu_flags", lambda: AMX)
+    monkeypatch.setattr(bf16_kernels, "_tiles_are_granted", lambda: True)
+    monkeypatch.setattr(
+        bf16_kernels, "compiled_with", lambda it: None if it.name == "amx" else it.name
+    )
+    loaded: Any = bf16_kernels.load()
+    assert loaded == "avx512"
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_without_tile_registers_it_is_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cpu_flags", lambda: AMX)
+    monkeypatch.setattr(bf16_kernels, "_tiles_are_granted", lambda: False)
+    monkeypatch.setattr(bf16_kernels, "compiled_with", lambda instructions: instructions.name)
+    loaded: Any = bf16_kernels.load()
+    assert loaded == "avx512"
 
 
 # ----------------------------------------- the same bits whatever shares a pass
@@ -103,7 +147,7 @@ def logits_of(packed: PackedModel, texts: list[list[int]], splits: list[list[int
     return torch.cat([part for parts in rows for part in parts])
 
 
-@needs_amx
+@needs_kernels
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_token_has_the_same_logits_in_any_pass(data: st.DataObject) -> None:
@@ -116,12 +160,12 @@ def test_a_token_has_the_same_logits_in_any_pass(data: st.DataObject) -> None:
         return sorted({end for end in inner if end < n} | {n})
 
     packed = PackedModel(copy.deepcopy(MODEL))
-    assert packed.backend == "amx"
+    assert packed.backend == "bf16-kernel"
     one_by_one = torch.cat([logits_of(packed, [t], [list(range(1, len(t) + 1))]) for t in texts])
     assert torch.equal(logits_of(packed, texts, [split(n) for n in lengths]), one_by_one)
 
 
-@needs_amx
+@needs_kernels
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_text_in_bfloat16_does_not_depend_on_the_schedule(drafter: str, temperature: float) -> None:

@@ -1,26 +1,8 @@
-/* y = x W^T + b in bfloat16 on Intel AMX, for few rows and weights that stream from memory.
+/* Rows and multiplication of bf16_linear.c in AMX tiles, of 16 rows or outputs and 32 inputs. */
 
-   A row's result is the sum over its K products in the same order, 32 at a time, whatever the number of rows:
-   the same bits in every pass. Weights are packed once into the tiles that they are read as, one behind
-   the other, so that a pass streams them in order and fetches ahead.
+#define GROUP 16
 
-   Legend: M rows, N outputs and K inputs, both multiples of 32. Called by amx_linear.py. */
-
-#include "amx_common.h"
-
-#include <stdlib.h>
-
-#define AHEAD 16384 /* bytes; 4 to 128 kB measured alike */
-
-/* packed [N / 32][K / 32][2][16][32]: of 32 outputs two tiles of 16, pairs of inputs down, outputs across. */
-void specdepth_amx_pack(const bf16 *weight, int64_t N, int64_t K, bf16 *packed) {
-  for (int64_t n = 0; n < N; n += 16)
-    for (int64_t k = 0; k < K; k += 32) {
-      bf16 *tile = packed + (n / 32 * 32) * K + k * 32 + n % 32 * 32;
-      for (int pair = 0; pair < 16; pair++)
-        for (int i = 0; i < 32; i++) tile[pair * 32 + i] = weight[(n + i / 2) * K + k + 2 * pair + i % 2];
-    }
-}
+typedef bf16 packed_row;
 
 /* Rows as tiles [M / 16][K / 32][16][32], zeros behind the last. */
 static void pack_rows(const bf16 *x, int64_t stride, int64_t M, int64_t K, int64_t tile, bf16 *out) {
@@ -74,22 +56,3 @@ static void multiply(const bf16 *rows, const bf16 *weight, const float *bias, in
   }
 }
 
-/* x [M, K] with rows `stride` apart, bias [N] or null, y [M, N]. Returns 0, or 1 without memory. */
-int specdepth_amx_linear(const bf16 *x, int64_t stride, const bf16 *packed, const float *bias, int64_t M, int64_t N,
-                         int64_t K, bf16 *y, int64_t num_threads) {
-  if (!M) return 0;
-  const int64_t tiles = (M + 15) / 16;
-  bf16 *rows = aligned_alloc(64, tiles * 16 * K * sizeof(bf16));
-  if (!rows) return 1;
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  {
-    configure_tiles();
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < tiles; t++) pack_rows(x, stride, M, K, t, rows + t * 16 * K);
-#pragma omp for schedule(static)
-    for (int64_t n = 0; n < N; n += 32) multiply(rows, packed + n * K, bias ? bias + n : bias, M, N, K, y + n);
-    _tile_release();
-  }
-  free(rows);
-  return 0;
-}

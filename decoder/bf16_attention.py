@@ -1,7 +1,7 @@
-"""Calls `amx_attention.c`, paged attention for bfloat16 on CPUs with AMX.
+"""Calls `bf16_attention.c`, paged attention for bfloat16 on CPUs with AMX or AVX-512.
 
-SDPA over paged keys is bound by its calls there: eight sequences with 250 keys took 19 ms in 30 layers,
-where this takes 7, most of it the time to read the pool.
+SDPA over paged keys is bound by its calls there: eight sequences with 250 keys took 19 ms in 30 layers with
+AMX, where this takes 7, most of it the time to read the pool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdepth.scheduler.state import Ints
 
-from . import amx
+from . import bf16_kernels
 
 BLOCK_MULTIPLE = 16
 """Keys that the kernel takes at a time: they must lie one behind the other in the pool."""
@@ -41,7 +41,7 @@ class _Pass(ctypes.Structure):
     )
 
 
-class AmxPass:
+class KernelPass:
     """What the kernel needs to know of a pass, made once for all its layers.
 
     Args:
@@ -85,13 +85,13 @@ class AmxPass:
         if rows.stride(2) != 1:
             rows = rows.contiguous()
         out = rows.new_empty(num_tokens, num_heads, head_dim)
-        struct, kernels = self._struct, amx.load()
+        struct, kernels = self._struct, bf16_kernels.load()
         assert kernels is not None
         struct.queries, struct.pool, struct.out = rows.data_ptr(), pool.data_ptr(), out.data_ptr()
         struct.token_stride, struct.head_stride = rows.stride(0), rows.stride(1)
         struct.num_heads, struct.num_kv_heads = num_heads, pool.shape[2] // (2 * head_dim)
         struct.head_dim, struct.window, struct.scale = head_dim, window or 0, scale
-        if kernels.specdepth_amx_attention(ctypes.byref(struct), torch.get_num_threads()):
+        if kernels.specdepth_bf16_attention(ctypes.byref(struct), torch.get_num_threads()):
             raise MemoryError("the attention kernel got no memory for its scratch space.")
         return out
 
@@ -99,4 +99,9 @@ class AmxPass:
 def can_attend(dtype: torch.dtype, device: torch.device, key_dim: int, value_dim: int) -> bool:
     """Whether the kernel is there and takes such heads."""
     fits = key_dim == value_dim and key_dim % HEAD_MULTIPLE == 0
-    return fits and dtype == torch.bfloat16 and device.type == "cpu" and amx.load() is not None
+    return (
+        fits
+        and dtype == torch.bfloat16
+        and device.type == "cpu"
+        and bf16_kernels.load() is not None
+    )

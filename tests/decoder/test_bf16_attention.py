@@ -1,4 +1,4 @@
-"""The AMX kernel against attention from its definition, and against itself in other company."""
+"""The attention kernel against attention from its definition, and against itself in other company."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specdepth.decoder import amx
 from specdepth.decoder.attention import LayerKV, attend, build_layout
 from specdepth.decoder.models import PackedModel
+from tests.decoder.bf16 import on_each_kernel
 from tests.decoder.threads import torch_threads
 from tests.decoder.tiny import tiny_llama
 
-needs_amx = pytest.mark.skipif(amx.load() is None, reason="needs AMX, Linux and a C compiler")
 CPU = torch.device("cpu")
 
 
@@ -37,7 +36,7 @@ class Case:
         chosen = list(range(len(self.lens))) if members is None else members
         ends = np.cumsum(self.lens)
         rows = torch.cat([self.rows[ends[i] - self.lens[i] : ends[i]] for i in chosen])
-        layout = self.layout(chosen, "amx")
+        layout = self.layout(chosen, "bf16-kernel")
         return attend(rows, self.layer, layout, self.scale, window)
 
     def layout(self, chosen: list[int], backend: Any) -> Any:
@@ -77,7 +76,7 @@ def case(
     return Case(rows, layer, tables, starts, lens, block_size)
 
 
-@needs_amx
+@on_each_kernel
 @settings(max_examples=80, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 600)), min_size=1, max_size=4),
@@ -106,7 +105,7 @@ def test_it_equals_attention_by_definition(
     assert float(error.pow(2).mean().sqrt()) < 0.02
 
 
-@needs_amx
+@on_each_kernel
 @settings(max_examples=40, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 600)), min_size=2, max_size=6),
@@ -122,7 +121,7 @@ def test_a_sequence_gets_the_same_bits_in_any_company(
     assert torch.equal(together, torch.cat(alone))
 
 
-@needs_amx
+@on_each_kernel
 @pytest.mark.parametrize("window", [None, 5, 130])
 @pytest.mark.parametrize("start", [0, 3, 250, 511])
 def test_a_query_gets_the_same_bits_at_any_depth(start: int, window: int | None) -> None:
@@ -149,7 +148,7 @@ def test_a_query_gets_the_same_bits_at_any_depth(start: int, window: int | None)
         assert torch.equal(rest.run(window), expected[count:])
 
 
-@needs_amx
+@on_each_kernel
 def test_threads_change_nothing() -> None:
     one = case([(9, 300), (1, 40), (300, 10), (17, 500)])
     expected = one.run()
@@ -157,7 +156,7 @@ def test_threads_change_nothing() -> None:
         assert torch.equal(one.run(), expected)
 
 
-@needs_amx
+@on_each_kernel
 def test_queries_may_lie_anyhow() -> None:
     one = case([(5, 70)])
     expected = one.run()
@@ -171,7 +170,7 @@ def test_queries_may_lie_anyhow() -> None:
     assert torch.equal(one.run(), expected)
 
 
-@needs_amx
+@on_each_kernel
 def test_scores_that_overflow_an_exponential() -> None:
     one = case([(3, 400)])
     assert one.layer.pool is not None
@@ -181,19 +180,19 @@ def test_scores_that_overflow_an_exponential() -> None:
     assert float((got.double() - one.exact()).abs().max()) < 10  # of 1,000: one key takes all
 
 
-@needs_amx
+@on_each_kernel
 def test_a_model_takes_it_where_it_fits() -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}
-    assert PackedModel(tiny_llama(dtype=torch.bfloat16, **wide)).backend == "amx"
+    assert PackedModel(tiny_llama(dtype=torch.bfloat16, **wide)).backend == "bf16-kernel"
     assert PackedModel(tiny_llama(dtype=torch.float32, **wide)).backend == "sdpa"
     assert PackedModel(tiny_llama(dtype=torch.bfloat16)).backend == "sdpa"  # heads of 8
 
 
-@needs_amx
+@on_each_kernel
 def test_blocks_of_another_size_take_the_other_attention() -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}
     model = PackedModel(tiny_llama(dtype=torch.bfloat16, **wide))
     one = (np.zeros((1, 1), np.int32), np.zeros(1, np.int64), np.ones(1, np.int64))
     for block_size in (8, 16, 24, 32):
         model.allocate(2, block_size)
-        assert (model.layout(*one).amx is None) == (block_size % 16 > 0)
+        assert (model.layout(*one).kernel is None) == (block_size % 16 > 0)
