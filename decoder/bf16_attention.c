@@ -7,7 +7,7 @@
    Legend: H query heads, J key/value heads, D head size (a multiple of 32). A tile holds 16 queries, which
    are the H / J query heads of one token after the other, of one key/value head. Called by bf16_attention.py. */
 
-#include "bf16_common.h"
+#include "bf16_kernels.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,17 +17,6 @@
 /* Finite, since a chunk without a visible key must not give NaN, and a power of two, since there the fused
    MASKED * scale - MASKED * scale must be 0 and not the rounding of a product, which is large. */
 #define MASKED -0x1p100f
-
-typedef struct {
-  const bf16 *queries; /* [T, H, D] with the strides below */
-  const bf16 *pool;    /* [rows, J * D + J * D] keys, then values of a token */
-  const int32_t *tables; /* [N, width] */
-  const int64_t *starts, *lens; /* [N] */
-  bf16 *out;           /* [T, H, D] */
-  int64_t token_stride, head_stride, num_sequences, num_heads, num_kv_heads, head_dim, block_size, width;
-  int64_t window; /* 0: none */
-  float scale;
-} Pass;
 
 typedef struct {
   int64_t sequence, first_token, first_tile, num_tiles, first_head, last_head;

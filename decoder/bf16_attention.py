@@ -7,6 +7,7 @@ AMX, where this takes 7, most of it the time to read the pool.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,11 @@ class KernelPass:
         self._struct.tables, self._struct.starts, self._struct.lens = (
             array.ctypes.data for array in self._arrays
         )
+
+    @property
+    def pointer(self) -> Any:
+        """To the structure in which the kernels find tables, starts and lengths."""
+        return ctypes.byref(self._struct)
 
     def attend(self, rows: Tensor, pool: Tensor, scale: float, window: int | None) -> Tensor:
         """Attention of the packed row; K and V of the pass are in the pool.

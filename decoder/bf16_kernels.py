@@ -92,21 +92,16 @@ def compiled_with(
         *(address, number, address, address),
         *(number, number, number, address, number),
     )
-    kernels.specdepth_bf16_norm.argtypes = (
-        *(address, number, address, ctypes.c_float),
-        *(number, number, address, number),
+    kernels.specdepth_bf16_layer.argtypes = (
+        *(address, address, address, number, address, address),
+        *(address, address, address, number),
     )
-    kernels.specdepth_bf16_rotate.argtypes = (
-        *(address, number, address, address, number, number),
-        *(number, number, address, address, number, number),
-    )
-    kernels.specdepth_bf16_gate.argtypes = (address, number, number, address, number)
     for name in ("argmax", "signals"):
         getattr(kernels, f"specdepth_bf16_{name}").argtypes = (
             *(address, number, number, number),
             *(address, number),
         )
-    for name in ("pack", "norm", "rotate", "gate", "argmax", "signals"):
+    for name in ("pack", "argmax", "signals"):
         getattr(kernels, f"specdepth_bf16_{name}").restype = None
     return kernels
 

@@ -1,9 +1,24 @@
-/* The small operations of a Llama layer in bfloat16, each in one call: norm, rotary embedding with the write of
-   keys and values, and gating. They round to bfloat16 where transformers does. Called by bf16_layer.py. */
+/* Llama's decoder layer in bfloat16, rounded where transformers rounds. Called by bf16_layer.py.
 
-#include "bf16_common.h"
+   Legend: T tokens, D head size. */
 
+#include "bf16_kernels.h"
+
+#include <stdlib.h>
 #include <string.h>
+
+typedef struct {
+  const bf16 *weight; /* as specdepth_bf16_pack leaves it */
+  const float *bias;  /* or null */
+  int64_t num_outputs, num_inputs;
+} Linear;
+
+typedef struct {
+  Linear qkv, out, gate_up, down;
+  const bf16 *input_norm, *post_norm; /* [hidden] */
+  float input_epsilon, post_epsilon, scale;
+  int64_t num_heads, num_kv_heads, head_dim;
+} Layer;
 
 /* RMSNorm of rows x [T, width], `stride` apart; width a multiple of 16. */
 void specdepth_bf16_norm(const bf16 *x, int64_t stride, const bf16 *weight, float epsilon, int64_t T, int64_t width,
@@ -50,4 +65,47 @@ void specdepth_bf16_gate(const bf16 *gate_up, int64_t T, int64_t width, bf16 *y,
       const __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(_mm512_set1_ps(1), power));
       store(y + t * width + i, _mm512_mul_ps(rounded(silu), up));
     }
+}
+
+static void add(bf16 *x, const bf16 *y, int64_t count, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
+  for (int64_t i = 0; i < count; i += 16) store(x + i, _mm512_add_ps(load(x + i), load(y + i)));
+}
+
+static int multiply(const Linear *l, const bf16 *x, int64_t T, bf16 *y, int64_t num_threads) {
+  return specdepth_bf16_linear(x, l->num_inputs, l->weight, l->bias, T, l->num_outputs, l->num_inputs, y, num_threads);
+}
+
+/* x [T, hidden] to y of the same shape, with keys and values written to `rows` [T] of the pool. `pass` says which
+   sequences the tokens are of; cos and sin [T, D] as for `rotate`. Returns 0, or 1 without memory. */
+int specdepth_bf16_layer(const Layer *l, const Pass *pass, const bf16 *x, int64_t T, const bf16 *cos, const bf16 *sin,
+                         bf16 *pool, const int64_t *rows, bf16 *y, int64_t num_threads) {
+  const int64_t hidden = l->down.num_outputs, width = l->down.num_inputs, D = l->head_dim;
+  const int64_t queries = l->num_heads * D, kv = 2 * l->num_kv_heads * D;
+  bf16 *normed = aligned_alloc(64, T * (hidden + queries + kv + queries + 3 * width) * sizeof(bf16));
+  if (!normed) return 1;
+  bf16 *qkv = normed + T * hidden, *attended = qkv + T * (queries + kv);
+  bf16 *gate_up = attended + T * queries, *gated = gate_up + T * 2 * width;
+  Pass p = *pass;
+  p.queries = qkv, p.pool = pool, p.out = attended;
+  p.token_stride = queries + kv, p.head_stride = D;
+  p.num_heads = l->num_heads, p.num_kv_heads = l->num_kv_heads, p.head_dim = D;
+  p.window = 0, p.scale = l->scale;
+
+  specdepth_bf16_norm(x, hidden, l->input_norm, l->input_epsilon, T, hidden, normed, num_threads);
+  int failed = multiply(&l->qkv, normed, T, qkv, num_threads);
+  specdepth_bf16_rotate(qkv, queries + kv, cos, sin, T, l->num_heads + l->num_kv_heads, D, queries, pool, rows, kv,
+                        num_threads);
+  failed |= specdepth_bf16_attention(&p, num_threads);
+  failed |= multiply(&l->out, attended, T, normed, num_threads);
+  memcpy(y, x, T * hidden * sizeof(bf16));
+  add(y, normed, T * hidden, num_threads);
+
+  specdepth_bf16_norm(y, hidden, l->post_norm, l->post_epsilon, T, hidden, normed, num_threads);
+  failed |= multiply(&l->gate_up, normed, T, gate_up, num_threads);
+  specdepth_bf16_gate(gate_up, T, width, gated, num_threads);
+  failed |= multiply(&l->down, gated, T, normed, num_threads);
+  add(y, normed, T * hidden, num_threads);
+  free(normed);
+  return failed;
 }

@@ -1,79 +1,124 @@
-"""Calls `bf16_layer.c`: the small operations of a Llama layer, in torch a quarter of a small round."""
+"""Calls `bf16_layer.c`, a decoder layer of Llama in one call: in torch the small operations of a layer alone
+take a quarter of a round of few tokens.
+"""
 
 from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import bf16_kernels
-
-WIDTH_MULTIPLE = 16
-"""Of a row that is normed or gated."""
-HEAD_MULTIPLE = 32
-"""Of heads that are rotated."""
+from .bf16_attention import HEAD_MULTIPLE, KernelPass
+from .bf16_linear import Bf16Linear
 
 
-def can_run(weight: Tensor) -> bool:
-    """Whether the kernels are there and take rows like the weight [width] of a norm."""
-    fits = len(weight) % WIDTH_MULTIPLE == 0 and weight.dtype == torch.bfloat16
-    return fits and weight.device.type == "cpu" and bf16_kernels.load() is not None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """Of one layer, and what it is."""
+
+    input_norm: Tensor
+    """[hidden] bfloat16, contiguous, as the other."""
+    input_epsilon: float
+    post_norm: Tensor
+    post_epsilon: float
+    qkv: Bf16Linear
+    """Queries, keys and values of all heads."""
+    out: Bf16Linear
+    gate_up: Bf16Linear
+    """Gates, then what they let through."""
+    down: Bf16Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """A multiple of `HEAD_MULTIPLE`."""
+    scale: float
+    """Factor on attention scores."""
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """`LlamaRMSNorm` of [T, width] bfloat16 with rows in one piece."""
-    kernels = bf16_kernels.load()
-    assert kernels is not None
-    out = x.new_empty(x.shape)
-    kernels.specdepth_bf16_norm(
-        x.data_ptr(),
-        x.stride(0),
-        weight.data_ptr(),
-        epsilon,
-        *x.shape,
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return out
+class _Linear(ctypes.Structure):
+    """`Linear` of the C source."""
 
-
-def rotate_and_keep(
-    qkv: Tensor, cos: Tensor, sin: Tensor, rotated: int, pool: Tensor, rows: Tensor
-) -> None:
-    """Rotate queries and keys in place, and write keys and values into the pool.
-
-    Args:
-        qkv: [T, queries, keys and values of all heads] bfloat16, contiguous.
-        cos: [T, 1, D] of `LeanRotary`.
-        sin: [T, 1, D] of `LeanRotary`, the first half negative.
-        rotated: heads of queries and keys.
-        pool: [places, keys and values of all heads] contiguous.
-        rows: int64 [T] place of each token.
-    """
-    kernels = bf16_kernels.load()
-    assert kernels is not None
-    kernels.specdepth_bf16_rotate(
-        qkv.data_ptr(),
-        qkv.stride(0),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        len(qkv),
-        rotated,
-        cos.shape[-1],
-        qkv.shape[1] - pool.shape[1],
-        pool.data_ptr(),
-        rows.data_ptr(),
-        pool.shape[1],
-        torch.get_num_threads(),
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs")),
     )
 
 
-def gate(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for [T, gate and up] bfloat16, contiguous."""
-    kernels = bf16_kernels.load()
-    assert kernels is not None
-    width = gate_up.shape[1] // 2
-    out = gate_up.new_empty(len(gate_up), width)
-    kernels.specdepth_bf16_gate(
-        gate_up.data_ptr(), len(gate_up), width, out.data_ptr(), torch.get_num_threads()
+_LINEARS = ("qkv", "out", "gate_up", "down")
+_NUMBERS = ("input_epsilon", "post_epsilon", "scale")
+_SIZES = ("num_heads", "num_kv_heads", "head_dim")
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of the C source."""
+
+    _fields_ = (
+        *((name, _Linear) for name in _LINEARS),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm")),
+        *((name, ctypes.c_float) for name in _NUMBERS),
+        *((name, ctypes.c_int64) for name in _SIZES),
     )
-    return out
+
+
+class LlamaLayerKernel:
+    """`LlamaDecoderLayer` over a paged pool."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        assert weights.head_dim % HEAD_MULTIPLE == 0
+        kernels = bf16_kernels.load()
+        assert kernels is not None
+        self._call = kernels.specdepth_bf16_layer
+        self._weights = weights  # keeps the memory that the structure points at
+        self._struct = _Layer(
+            input_norm=weights.input_norm.data_ptr(),
+            post_norm=weights.post_norm.data_ptr(),
+            **{name: getattr(weights, name) for name in (*_NUMBERS, *_SIZES)},
+        )
+        for name in _LINEARS:
+            linear: Bf16Linear = getattr(weights, name)
+            setattr(self._struct, name, _Linear(*linear.pointers, *linear.shape))
+
+    def __call__(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pool: Tensor,
+        places: Tensor,
+        tokens: KernelPass,
+    ) -> Tensor:
+        """Run the layer, and write the keys and values of its tokens into the pool.
+
+        Args:
+            x: [T, hidden] bfloat16, contiguous.
+            cos: [T, 1, D] cosines, contiguous.
+            sin: [T, 1, D] sines, the first half negative.
+            pool: [blocks * B, keys and values of all heads] contiguous.
+            places: int64 [T] place of each token in it.
+            tokens: which sequences they are of.
+
+        Returns:
+            [T, hidden].
+
+        Raises:
+            MemoryError: no memory to work in.
+        """
+        out = torch.empty_like(x)
+        failed = self._call(
+            ctypes.byref(self._struct),
+            tokens.pointer,
+            x.data_ptr(),
+            len(x),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            pool.data_ptr(),
+            places.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("a decoder layer got no memory for its scratch space.")
+        return out

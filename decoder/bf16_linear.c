@@ -6,7 +6,7 @@
 
    Legend: M rows, N outputs and K inputs, both multiples of 32. Called by bf16_linear.py. */
 
-#include "bf16_common.h"
+#include "bf16_kernels.h"
 
 #include <stdlib.h>
 

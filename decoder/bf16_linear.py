@@ -35,6 +35,16 @@ class Bf16Linear:
         kernels.specdepth_bf16_pack(weight.data_ptr(), *weight.shape, self._packed.data_ptr())
         self._bias = None if bias is None else bias.detach().float().contiguous()
 
+    @property
+    def pointers(self) -> tuple[int, int | None]:
+        """Packed weights, and the bias if there is one."""
+        return self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self._num_outputs, self._num_inputs
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., K] bfloat16 to [..., N].
 
@@ -50,8 +60,7 @@ class Bf16Linear:
         failed = self._call(
             x.data_ptr(),
             x.stride(0),
-            self._packed.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            *self.pointers,
             len(x),
             self._num_outputs,
             self._num_inputs,

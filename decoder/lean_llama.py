@@ -1,8 +1,8 @@
 """Llama's decoder layer without its Python: the same operations on prepacked weights, called directly.
 
 transformers runs some fourteen modules and wrappers a layer; over 30 thin layers they were a tenth of a pass
-of one or eight tokens. Only for the exact class of Llama, on a CPU, after `prepack`. With our kernels
-what is left is seven calls.
+of one or eight tokens. Only for the exact class of Llama, on a CPU, after `prepack`. Where the kernels in
+bfloat16 take all of a layer, it is one call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import bf16_layer
 from .attention import PassLayout, attend
+from .bf16_attention import HEAD_MULTIPLE
+from .bf16_layer import LayerWeights, LlamaLayerKernel
 from .prepack import JointPart, PackedLinear
 
 
@@ -38,13 +39,32 @@ class LeanLlamaLayer(nn.Module):
         self._activation: nn.Module = mlp.act_fn
         self._input_norm = LeanNorm(layer.input_layernorm)
         self._post_norm = LeanNorm(layer.post_attention_layernorm)
-        on_kernel = self._input_norm.on_kernel
-        self._rotates_on_kernel = on_kernel and self._head_dim % bf16_layer.HEAD_MULTIPLE == 0
-        self._gates_on_kernel = (
-            on_kernel
-            and mlp.config.hidden_act == "silu"
-            and mlp.gate_proj.out_features % bf16_layer.WIDTH_MULTIPLE == 0
+        self._kernel = self._make_kernel() if mlp.config.hidden_act == "silu" else None
+
+    def _make_kernel(self) -> LlamaLayerKernel | None:
+        qkv, out, gate_up, down = (
+            linear.kernel for linear in (self._qkv, self._out, self._gate_up, self._down)
         )
+        norms = self._input_norm.weight, self._post_norm.weight
+        if qkv is None or out is None or gate_up is None or down is None:
+            return None
+        if self._head_dim % HEAD_MULTIPLE or any(w.dtype != torch.bfloat16 for w in norms):
+            return None
+        weights = LayerWeights(
+            input_norm=norms[0].detach(),
+            input_epsilon=self._input_norm.epsilon,
+            post_norm=norms[1].detach(),
+            post_epsilon=self._post_norm.epsilon,
+            qkv=qkv,
+            out=out,
+            gate_up=gate_up,
+            down=down,
+            num_heads=self._query_heads,
+            num_kv_heads=self._rotated_heads - self._query_heads,
+            head_dim=self._head_dim,
+            scale=self._scaling,
+        )
+        return LlamaLayerKernel(weights)
 
     def forward(
         self,
@@ -59,23 +79,18 @@ class LeanLlamaLayer(nn.Module):
         kv = layout.layers[self.layer_idx]
         assert kv.rows is not None
         row = hidden[0]
+        if self._kernel is not None and layout.kernel is not None:
+            places = layout.write_index
+            return self._kernel(row, cos, sin, kv.rows, places, layout.kernel).unsqueeze(0)
         qkv = self._qkv(self._input_norm(row))
         heads = qkv.view(len(row), -1, self._head_dim)
-        if self._rotates_on_kernel:
-            bf16_layer.rotate_and_keep(
-                qkv, cos, sin, self._rotated_heads, kv.rows, layout.write_index
-            )
-        else:
-            _rotate_(heads.narrow(1, 0, self._rotated_heads), cos, sin)
-            kv.rows.index_copy_(0, layout.write_index, qkv[:, self._query_width :])
+        _rotate_(heads.narrow(1, 0, self._rotated_heads), cos, sin)
+        kv.rows.index_copy_(0, layout.write_index, qkv[:, self._query_width :])
         attended = attend(heads.narrow(1, 0, self._query_heads), kv, layout, self._scaling)
         row = self._out(attended.flatten(1)).add_(row)
         gate_up = self._gate_up(self._post_norm(row))
-        if self._gates_on_kernel:
-            gated = bf16_layer.gate(gate_up)
-        else:
-            gate, up = gate_up.chunk(2, 1)
-            gated = self._activation(gate).mul_(up)
+        gate, up = gate_up.chunk(2, 1)
+        gated = self._activation(gate).mul_(up)
         result: Tensor = self._down(gated).add_(row)
         return result.unsqueeze(0)
 
@@ -87,19 +102,16 @@ class LeanNorm(nn.Module):
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        self._weight: Tensor = norm.weight
-        self._variance_epsilon: float = norm.variance_epsilon
-        self._epsilon = torch.tensor(norm.variance_epsilon, dtype=torch.float32)
-        self.on_kernel = bf16_layer.can_run(norm.weight)
+        self.weight: Tensor = norm.weight
+        self.epsilon: float = norm.variance_epsilon
+        self._epsilon = torch.tensor(self.epsilon, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] to the same."""
-        if self.on_kernel:
-            return bf16_layer.norm(x, self._weight, self._variance_epsilon)
         wide = x.float()
         norms = torch.linalg.vector_norm(wide, 2, (1,), True)
         scale = torch.addcmul(self._epsilon, norms, norms, value=1 / x.shape[1]).rsqrt_()
-        return (wide * scale).to(x.dtype).mul_(self._weight)
+        return (wide * scale).to(x.dtype).mul_(self.weight)
 
 
 class LeanRotary(nn.Module):

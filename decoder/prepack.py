@@ -42,15 +42,15 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self._kernel = Bf16Linear(weight, bias) if can_multiply(weight) else None
-        if self._kernel is None:
+        self.kernel = Bf16Linear(weight, bias) if can_multiply(weight) else None
+        if self.kernel is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
             self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        if self._kernel is not None:
-            return self._kernel(x)
+        if self.kernel is not None:
+            return self.kernel(x)
         result: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._packed, self._bias, "none", [], ""
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from specdepth.decoder import bf16_layer
+from specdepth.decoder import bf16_kernels
 from specdepth.decoder.lean_llama import _rotate_
 from tests.decoder.bf16 import on_each_kernel
 from tests.decoder.threads import torch_threads
@@ -18,6 +20,32 @@ pytestmark = on_each_kernel
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def call(name: str, *arguments: torch.Tensor | int | float) -> None:
+    """Run an operation of the layer, which by itself nobody calls but the layer."""
+    function = getattr(bf16_kernels.load(), f"specdepth_bf16_{name}")
+    function.restype = None
+    function(*map(_as_c, arguments), _as_c(torch.get_num_threads()))
+
+
+def _as_c(argument: torch.Tensor | int | float) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int64(argument) if isinstance(argument, int) else ctypes.c_float(argument)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    call("norm", x, x.stride(0), weight, epsilon, *x.shape, out)
+    return out
+
+
+def gate(both: torch.Tensor) -> torch.Tensor:
+    rows, width = both.shape
+    out = both.new_empty(rows, width // 2)
+    call("gate", both, rows, width // 2, out)
+    return out
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -39,9 +67,9 @@ def test_the_norm(rows: int, width: int) -> None:
     x = random(rows, width) * torch.logspace(-6, 4, rows)[:, None].bfloat16()
     weight = random(width, seed=1)
     for epsilon in (1e-5, 1e-3):
-        got = bf16_layer.norm(x, weight, epsilon)
+        got = norm(x, weight, epsilon)
         assert_nearly_same(got, normed(x, weight, epsilon))
-    assert torch.equal(bf16_layer.norm(torch.zeros_like(x), weight, 1e-5), torch.zeros_like(x))
+    assert torch.equal(norm(torch.zeros_like(x), weight, 1e-5), torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("dim", [32, 64, 96])
@@ -55,7 +83,11 @@ def test_rotation_and_what_is_kept(rows: int, dim: int) -> None:
     want, pool = qkv.clone(), torch.zeros(20, 2 * kv * dim, dtype=torch.bfloat16)
     _rotate_(want.view(rows, -1, dim)[:, : queries + kv], cos, sin)
     places = torch.arange(rows) * 2 + 3
-    bf16_layer.rotate_and_keep(qkv, cos, sin, queries + kv, pool, places)
+    first, width = queries * dim, pool.shape[1]
+    call(
+        *("rotate", qkv, qkv.shape[1], cos, sin, rows, queries + kv, dim, first),
+        *(pool, places, width),
+    )
     assert_nearly_same(qkv, want)
     values = (queries + kv) * dim
     assert torch.equal(qkv[:, values:], want[:, values:])  # values are not rotated
@@ -68,21 +100,21 @@ def test_rotation_and_what_is_kept(rows: int, dim: int) -> None:
 @pytest.mark.parametrize("rows", [1, 9])
 def test_the_gate(rows: int, width: int) -> None:
     both = 4 * random(rows, 2 * width)
-    gate, up = both.chunk(2, 1)
-    assert_nearly_same(bf16_layer.gate(both), F.silu(gate) * up)
+    gates, up = both.chunk(2, 1)
+    assert_nearly_same(gate(both), F.silu(gates) * up)
 
 
 def test_gates_that_an_exponential_cannot_hold() -> None:
-    gate = torch.tensor([-1e4, -200, -90, -0.0, 0.0, 90, 200, 1e4] * 2).bfloat16()[None]
-    got = bf16_layer.gate(torch.cat([gate, torch.ones_like(gate)], 1))
-    torch.testing.assert_close(got, F.silu(gate))
+    gates = torch.tensor([-1e4, -200, -90, -0.0, 0.0, 90, 200, 1e4] * 2).bfloat16()[None]
+    got = gate(torch.cat([gates, torch.ones_like(gates)], 1))
+    torch.testing.assert_close(got, F.silu(gates))
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        lambda x: bf16_layer.norm(x, random(64, seed=1), 1e-5),
-        lambda x: bf16_layer.gate(x),
+        lambda x: norm(x, random(64, seed=1), 1e-5),
+        gate,
     ],
     ids=["norm", "gate"],
 )
@@ -94,9 +126,3 @@ def test_a_row_is_the_same_among_others_and_with_threads(
     assert torch.equal(run(x), expected)
     with torch_threads(3):
         assert torch.equal(run(x), expected)
-
-
-def test_what_it_takes() -> None:
-    assert bf16_layer.can_run(random(64))
-    assert not bf16_layer.can_run(random(24))
-    assert not bf16_layer.can_run(random(64).float())

@@ -15,7 +15,9 @@ from specdepth import SpeculativeDecoder
 from specdepth.decoder.lean_llama import LeanLlamaLayer, LeanNorm, make_lean
 from specdepth.decoder.models import PackedModel
 from specdepth.decoder.prepack import can_prepack, prepack
+from tests.decoder.bf16 import on_each_kernel
 from tests.decoder.prepacked import PREPACKED
+from tests.decoder.threads import torch_threads
 from tests.decoder.tiny import from_config, tiny_llama
 
 needs_bf16 = pytest.mark.skipif(
@@ -25,9 +27,9 @@ TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-5}
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
 
 
-def logits_of(packed: PackedModel, lengths: list[int]) -> torch.Tensor:
+def logits_of(packed: PackedModel, lengths: list[int], block_size: int = 4) -> torch.Tensor:
     """Logits of every token of sequences that start at 0, laid back to back."""
-    packed.allocate(64, 4)
+    packed.allocate(64, block_size)
     rng = np.random.default_rng(0)
     positions = np.concatenate([np.arange(n) for n in lengths])
     tables = np.arange(16 * len(lengths), dtype=np.int32).reshape(len(lengths), 16)
@@ -53,6 +55,38 @@ def test_it_computes_what_the_layer_computed(
     exact = PackedModel(model.double())
     got, want = logits_of(lean, lengths), logits_of(exact, lengths)
     assert (got - want).norm() / want.norm() < TOLERANCE[dtype]
+
+
+@on_each_kernel
+@pytest.mark.parametrize("lengths", [[1], [7], [1, 5, 1, 3], [40, 1]])
+@pytest.mark.parametrize("options", [{}, {"attention_bias": True, "mlp_bias": True}])
+def test_the_kernel_computes_what_the_layer_computed(
+    lengths: list[int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama(dtype=torch.bfloat16, **WIDE, **options, head_dim=32)
+    lean = PackedModel(copy.deepcopy(model))
+    exact = PackedModel(model.double())
+    want = logits_of(exact, lengths, 16)
+    monkeypatch.setattr("specdepth.decoder.lean_llama._rotate_", None)  # only the kernel runs
+    got = logits_of(lean, lengths, 16)
+    assert (got - want).norm() / want.norm() < TOLERANCE[torch.bfloat16]
+    with torch_threads(3):
+        assert torch.equal(logits_of(lean, lengths, 16), got)
+
+
+@on_each_kernel
+@pytest.mark.parametrize(
+    "options",
+    [{"head_dim": 16}, {"intermediate_size": 80}, {"hidden_act": "gelu"}],
+    ids=["heads", "width", "activation"],
+)
+def test_what_the_kernel_does_not_take_runs_in_torch(options: dict[str, Any]) -> None:
+    model = tiny_llama(dtype=torch.bfloat16, **(WIDE | {"head_dim": 32} | options))
+    lean = PackedModel(copy.deepcopy(model))
+    exact = PackedModel(model.double())
+    for block_size in (4, 16):
+        got, want = (logits_of(one, [3, 9], block_size) for one in (lean, exact))
+        assert (got - want).norm() / want.norm() < TOLERANCE[torch.bfloat16]
 
 
 @torch.inference_mode()
