@@ -150,7 +150,7 @@ def parse(
             "--dtype",
             default="bfloat16",
             choices=["bfloat16", "float32"],
-            help="number format of all models; a CPU without bf16 instructions is faster in float32",
+            help="number format of the models",
         )
     if options is not None:
         options(parser)

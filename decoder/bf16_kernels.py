@@ -93,7 +93,7 @@ def compiled_with(
         *(number, number, number, address, number),
     )
     kernels.specdepth_bf16_layer.argtypes = (
-        *(address, address, address, number, address, address),
+        *(address, address, address, address, number, address, address),
         *(address, address, address, number),
     )
     for name in ("argmax", "signals"):

@@ -1,4 +1,5 @@
-/* Llama's decoder layer in bfloat16, rounded where transformers rounds. Called by bf16_layer.py.
+/* Llama's decoder layer in bfloat16, rounded where transformers rounds, and that of EAGLE-3. Called by
+   bf16_layer.py.
 
    Legend: T tokens, D head size. */
 
@@ -16,13 +17,14 @@ typedef struct {
 typedef struct {
   Linear qkv, out, gate_up, down;
   const bf16 *input_norm, *post_norm; /* [hidden] */
-  float input_epsilon, post_epsilon, scale;
+  const bf16 *beside_norm;            /* of what the projections see before the input (EAGLE-3), or null */
+  float input_epsilon, post_epsilon, beside_epsilon, scale;
   int64_t num_heads, num_kv_heads, head_dim;
 } Layer;
 
-/* RMSNorm of rows x [T, width], `stride` apart; width a multiple of 16. */
+/* RMSNorm of rows x [T, width], `stride` apart, to y, `y_stride` apart; width a multiple of 16. */
 void specdepth_bf16_norm(const bf16 *x, int64_t stride, const bf16 *weight, float epsilon, int64_t T, int64_t width,
-                         bf16 *y, int64_t num_threads) {
+                         bf16 *y, int64_t y_stride, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
   for (int64_t t = 0; t < T; t++) {
     const bf16 *row = x + t * stride;
@@ -30,7 +32,7 @@ void specdepth_bf16_norm(const bf16 *x, int64_t stride, const bf16 *weight, floa
     for (int64_t i = 0; i < width; i += 16) squares = _mm512_fmadd_ps(load(row + i), load(row + i), squares);
     const __m512 scale = _mm512_set1_ps(1 / __builtin_sqrtf(_mm512_reduce_add_ps(squares) / width + epsilon));
     for (int64_t i = 0; i < width; i += 16)
-      store(y + t * width + i, _mm512_mul_ps(rounded(_mm512_mul_ps(load(row + i), scale)), load(weight + i)));
+      store(y + t * y_stride + i, _mm512_mul_ps(rounded(_mm512_mul_ps(load(row + i), scale)), load(weight + i)));
   }
 }
 
@@ -77,14 +79,16 @@ static int multiply(const Linear *l, const bf16 *x, int64_t T, bf16 *y, int64_t 
 }
 
 /* x [T, hidden] to y of the same shape, with keys and values written to `rows` [T] of the pool. `pass` says which
-   sequences the tokens are of; cos and sin [T, D] as for `rotate`. Returns 0, or 1 without memory. */
-int specdepth_bf16_layer(const Layer *l, const Pass *pass, const bf16 *x, int64_t T, const bf16 *cos, const bf16 *sin,
-                         bf16 *pool, const int64_t *rows, bf16 *y, int64_t num_threads) {
-  const int64_t hidden = l->down.num_outputs, width = l->down.num_inputs, D = l->head_dim;
+   sequences the tokens are of; cos and sin [T, D] as for `rotate`; `beside` [T, hidden] goes with its norm.
+   Returns 0, or 1 without memory. */
+int specdepth_bf16_layer(const Layer *l, const Pass *pass, const bf16 *x, const bf16 *beside, int64_t T,
+                         const bf16 *cos, const bf16 *sin, bf16 *pool, const int64_t *rows, bf16 *y,
+                         int64_t num_threads) {
+  const int64_t seen = l->qkv.num_inputs, hidden = l->down.num_outputs, width = l->down.num_inputs, D = l->head_dim;
   const int64_t queries = l->num_heads * D, kv = 2 * l->num_kv_heads * D;
-  bf16 *normed = aligned_alloc(64, T * (hidden + queries + kv + queries + 3 * width) * sizeof(bf16));
+  bf16 *normed = aligned_alloc(64, T * (seen + queries + kv + queries + 3 * width) * sizeof(bf16));
   if (!normed) return 1;
-  bf16 *qkv = normed + T * hidden, *attended = qkv + T * (queries + kv);
+  bf16 *qkv = normed + T * seen, *attended = qkv + T * (queries + kv);
   bf16 *gate_up = attended + T * queries, *gated = gate_up + T * 2 * width;
   Pass p = *pass;
   p.queries = qkv, p.pool = pool, p.out = attended;
@@ -92,7 +96,9 @@ int specdepth_bf16_layer(const Layer *l, const Pass *pass, const bf16 *x, int64_
   p.num_heads = l->num_heads, p.num_kv_heads = l->num_kv_heads, p.head_dim = D;
   p.window = 0, p.scale = l->scale;
 
-  specdepth_bf16_norm(x, hidden, l->input_norm, l->input_epsilon, T, hidden, normed, num_threads);
+  if (l->beside_norm)
+    specdepth_bf16_norm(beside, hidden, l->beside_norm, l->beside_epsilon, T, hidden, normed, seen, num_threads);
+  specdepth_bf16_norm(x, hidden, l->input_norm, l->input_epsilon, T, hidden, normed + seen - hidden, seen, num_threads);
   int failed = multiply(&l->qkv, normed, T, qkv, num_threads);
   specdepth_bf16_rotate(qkv, queries + kv, cos, sin, T, l->num_heads + l->num_kv_heads, D, queries, pool, rows, kv,
                         num_threads);
@@ -101,7 +107,7 @@ int specdepth_bf16_layer(const Layer *l, const Pass *pass, const bf16 *x, int64_
   memcpy(y, x, T * hidden * sizeof(bf16));
   add(y, normed, T * hidden, num_threads);
 
-  specdepth_bf16_norm(y, hidden, l->post_norm, l->post_epsilon, T, hidden, normed, num_threads);
+  specdepth_bf16_norm(y, hidden, l->post_norm, l->post_epsilon, T, hidden, normed, hidden, num_threads);
   failed |= multiply(&l->gate_up, normed, T, gate_up, num_threads);
   specdepth_bf16_gate(gate_up, T, width, gated, num_threads);
   failed |= multiply(&l->down, gated, T, normed, num_threads);

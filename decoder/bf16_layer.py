@@ -1,5 +1,5 @@
-"""Calls `bf16_layer.c`, a decoder layer of Llama in one call: in torch the small operations of a layer alone
-take a quarter of a round of few tokens.
+"""Calls `bf16_layer.c`, a decoder layer of Llama or of EAGLE-3 in one call: in torch the small operations of
+a layer alone take a quarter of a round of few tokens, and half of a pass of the draft model.
 """
 
 from __future__ import annotations
@@ -24,18 +24,27 @@ class LayerWeights:
     input_epsilon: float
     post_norm: Tensor
     post_epsilon: float
-    qkv: Bf16Linear
-    """Queries, keys and values of all heads."""
-    out: Bf16Linear
-    gate_up: Bf16Linear
+    beside_norm: Tensor | None = None
+    """Of what the projections see before the input: in EAGLE-3 the embeddings, the input being states."""
+    beside_epsilon: float = 0.0
+    qkv: Bf16Linear | None
+    """Queries, keys and values of all heads; None, as of the others, where the kernel does not take it."""
+    out: Bf16Linear | None
+    gate_up: Bf16Linear | None
     """Gates, then what they let through."""
-    down: Bf16Linear
+    down: Bf16Linear | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """A multiple of `HEAD_MULTIPLE`."""
     scale: float
     """Factor on attention scores."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether the kernel takes all of them."""
+        linears = (self.qkv, self.out, self.gate_up, self.down)
+        fit = None not in linears and self.head_dim % HEAD_MULTIPLE == 0
+        return fit and self.input_norm.dtype == torch.bfloat16
 
 
 class _Linear(ctypes.Structure):
@@ -48,7 +57,7 @@ class _Linear(ctypes.Structure):
 
 
 _LINEARS = ("qkv", "out", "gate_up", "down")
-_NUMBERS = ("input_epsilon", "post_epsilon", "scale")
+_NUMBERS = ("input_epsilon", "post_epsilon", "beside_epsilon", "scale")
 _SIZES = ("num_heads", "num_kv_heads", "head_dim")
 
 
@@ -57,17 +66,17 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, _Linear) for name in _LINEARS),
-        *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm")),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "beside_norm")),
         *((name, ctypes.c_float) for name in _NUMBERS),
         *((name, ctypes.c_int64) for name in _SIZES),
     )
 
 
-class LlamaLayerKernel:
-    """`LlamaDecoderLayer` over a paged pool."""
+class LayerKernel:
+    """`LlamaDecoderLayer` or `EagleLayer` over a paged pool, for weights that fit."""
 
     def __init__(self, weights: LayerWeights) -> None:
-        assert weights.head_dim % HEAD_MULTIPLE == 0
+        assert weights.fit
         kernels = bf16_kernels.load()
         assert kernels is not None
         self._call = kernels.specdepth_bf16_layer
@@ -75,6 +84,7 @@ class LlamaLayerKernel:
         self._struct = _Layer(
             input_norm=weights.input_norm.data_ptr(),
             post_norm=weights.post_norm.data_ptr(),
+            beside_norm=None if weights.beside_norm is None else weights.beside_norm.data_ptr(),
             **{name: getattr(weights, name) for name in (*_NUMBERS, *_SIZES)},
         )
         for name in _LINEARS:
@@ -89,6 +99,7 @@ class LlamaLayerKernel:
         pool: Tensor,
         places: Tensor,
         tokens: KernelPass,
+        beside: Tensor | None = None,
     ) -> Tensor:
         """Run the layer, and write the keys and values of its tokens into the pool.
 
@@ -99,6 +110,7 @@ class LlamaLayerKernel:
             pool: [blocks * B, keys and values of all heads] contiguous.
             places: int64 [T] place of each token in it.
             tokens: which sequences they are of.
+            beside: [T, hidden] as x, where there are weights for it.
 
         Returns:
             [T, hidden].
@@ -106,11 +118,13 @@ class LlamaLayerKernel:
         Raises:
             MemoryError: no memory to work in.
         """
+        assert (beside is None) == (self._weights.beside_norm is None)
         out = torch.empty_like(x)
         failed = self._call(
             ctypes.byref(self._struct),
             tokens.pointer,
             x.data_ptr(),
+            None if beside is None else beside.data_ptr(),
             len(x),
             cos.data_ptr(),
             sin.data_ptr(),

@@ -5,12 +5,15 @@ Legend: T tokens of a pass, N rows whose logits are wanted, H hidden size, V' dr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from specdepth.scheduler.state import Ints
 
 from .attention import Backend, PassLayout, paged_attention
+from .bf16_layer import LayerKernel, LayerWeights
 from .eagle_net import EagleNet, rotary_table
 from .models import PackedModel
 from .paged_model import LayerShape, PagedModel
@@ -62,8 +65,10 @@ class EagleModel(PagedModel):
         )
         self._embedding = embedding
         self._cos, self._sin = (table.to(self.device, self.dtype) for table in rotary_table(config))
+        self._kernel: LayerKernel | None = None
         if can_prepack(self.dtype, self.device):
             prepack(net)
+            self._kernel = _layer_kernel(net)
 
     @property
     def state_bytes_per_token(self) -> int:
@@ -97,14 +102,45 @@ class EagleModel(PagedModel):
         embeddings = self._embedding[token_ids]
         if states is None:
             states = torch.zeros_like(embeddings)
-
-        def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            # As transformers calls it: [1, heads, T, D].
-            rows = (part.transpose(0, 1)[None] for part in (query, key, value))
-            attended, _ = paged_attention(self.net.midlayer.self_attn, *rows, layout=layout)
-            return attended[0]
-
         cos, sin = self._cos[positions], self._sin[positions]
-        out = self.net.midlayer(embeddings, states, cos, sin, attention)
+        if self._kernel is not None and layout.kernel is not None:
+            kv = layout.layers[0]
+            assert kv.rows is not None
+            out = self._kernel(
+                states, cos, sin, kv.rows, layout.write_index, layout.kernel, beside=embeddings
+            )
+        else:
+
+            def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                # As transformers calls it: [1, heads, T, D].
+                rows = (part.transpose(0, 1)[None] for part in (query, key, value))
+                attended, _ = paged_attention(self.net.midlayer.self_attn, *rows, layout=layout)
+                return attended[0]
+
+            out = self.net.midlayer(embeddings, states, cos, sin, attention)
         self.states = out[torch.from_numpy(logit_rows).to(self.device)]
         return self.net.logits(self.states)
+
+
+def _layer_kernel(net: EagleNet) -> LayerKernel | None:
+    """The layer in one call, where the kernels take it; `net` is prepacked."""
+    layer, config = net.midlayer, net.config
+    attention: Any = layer.self_attn
+    mlp: Any = layer.mlp
+    weights = LayerWeights(
+        input_norm=layer.hidden_norm.weight.detach(),
+        input_epsilon=config.rms_norm_eps,
+        post_norm=layer.post_attention_layernorm.weight.detach(),
+        post_epsilon=config.rms_norm_eps,
+        beside_norm=layer.input_layernorm.weight.detach(),
+        beside_epsilon=config.rms_norm_eps,
+        qkv=attention.q_proj.joint.kernel,
+        out=attention.o_proj.kernel,
+        gate_up=mlp.gate_proj.joint.kernel,
+        down=mlp.down_proj.kernel,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+    )
+    return LayerKernel(weights) if weights.fit else None

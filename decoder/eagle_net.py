@@ -143,14 +143,17 @@ class EagleNet(nn.Module):
 
 
 def rotary_table(config: EagleConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all positions, float32 [positions, 1, D] [Su et al. 2021, RoPE]."""
+    """Cosines and sines of all positions, float32 [positions, 1, D], the first half of the sines negative
+    [Su et al. 2021, RoPE].
+    """
     powers = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float64)
     angles = torch.outer(positions, config.rope_theta**-powers).repeat(1, 2).unsqueeze(1)
-    return angles.cos().float(), angles.sin().float()
+    signs = torch.ones(config.head_dim, dtype=torch.float64)
+    signs[: config.head_dim // 2] = -1
+    return angles.cos().float(), (angles.sin() * signs).float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [..., T, heads, D], in halves as Llama has it."""
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat((-high, low), -1) * sin
+    """Rotary embedding of [..., T, heads, D] by `rotary_table`, in halves as Llama has it."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin

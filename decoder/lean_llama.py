@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import PassLayout, attend
-from .bf16_attention import HEAD_MULTIPLE
-from .bf16_layer import LayerWeights, LlamaLayerKernel
+from .bf16_layer import LayerKernel, LayerWeights
 from .prepack import JointPart, PackedLinear
 
 
@@ -39,32 +38,22 @@ class LeanLlamaLayer(nn.Module):
         self._activation: nn.Module = mlp.act_fn
         self._input_norm = LeanNorm(layer.input_layernorm)
         self._post_norm = LeanNorm(layer.post_attention_layernorm)
-        self._kernel = self._make_kernel() if mlp.config.hidden_act == "silu" else None
-
-    def _make_kernel(self) -> LlamaLayerKernel | None:
-        qkv, out, gate_up, down = (
-            linear.kernel for linear in (self._qkv, self._out, self._gate_up, self._down)
-        )
-        norms = self._input_norm.weight, self._post_norm.weight
-        if qkv is None or out is None or gate_up is None or down is None:
-            return None
-        if self._head_dim % HEAD_MULTIPLE or any(w.dtype != torch.bfloat16 for w in norms):
-            return None
         weights = LayerWeights(
-            input_norm=norms[0].detach(),
+            input_norm=self._input_norm.weight.detach(),
             input_epsilon=self._input_norm.epsilon,
-            post_norm=norms[1].detach(),
+            post_norm=self._post_norm.weight.detach(),
             post_epsilon=self._post_norm.epsilon,
-            qkv=qkv,
-            out=out,
-            gate_up=gate_up,
-            down=down,
+            qkv=self._qkv.kernel,
+            out=self._out.kernel,
+            gate_up=self._gate_up.kernel,
+            down=self._down.kernel,
             num_heads=self._query_heads,
             num_kv_heads=self._rotated_heads - self._query_heads,
             head_dim=self._head_dim,
             scale=self._scaling,
         )
-        return LlamaLayerKernel(weights)
+        fits = weights.fit and mlp.config.hidden_act == "silu"
+        self._kernel = LayerKernel(weights) if fits else None
 
     def forward(
         self,

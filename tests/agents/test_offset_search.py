@@ -10,7 +10,7 @@ from specdepth.agents.offset_search import STOP_PRICES, SearchConfig, ascend, se
 from specdepth.agents.offset_weights import SCALES, offset_weights
 from specdepth.agents.rule_tuning import TrainingReplay
 from specdepth.decoder.trace import Trace
-from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth
+from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage
 from specdepth.scheduler.baselines.priced_stops import PricedStops
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.learned import LearnedScheduler
@@ -85,13 +85,20 @@ def test_with_a_draft_model_the_price_of_stops_is_searched_too() -> None:
     for load in (1, 4):
         rates = []
         training = TrainingReplay(trace, DRAFT_COST, [load], num_requests=4)
-        for price in STOP_PRICES:
-            here = replace(rule.shrinkage_at(load), stop_price=price)
-            stops = PricedStops(CappedGreedyDepth(rule.survival, {load: here}))
+        starts = rule.shrinkage_at(load), Shrinkage()
+        tried = [replace(one, stop_price=price) for one in starts for price in STOP_PRICES]
+        for one in tried:
+            stops = PricedStops(CappedGreedyDepth(rule.survival, {load: one}))
             rates.append(training.throughput(stops, load))
-        best = STOP_PRICES[int(np.argmax(rates))]
-        assert weights.shrinkage[load].stop_price == best
+        assert weights.shrinkage[load] == tried[int(np.argmax(rates))]
     assert {one.stop_price for one in weights.shrinkage.values()} != {1.0}
+
+
+def test_numbers_that_keep_all_from_drafting_under_stops_are_dropped() -> None:
+    trace, rule = toy_trace(drafter="draft-model", accept=0.9), toy_rule(drafter="draft-model")
+    never = CappedGreedyDepth(rule.survival, Shrinkage(price=1e6))
+    weights = search_offsets(trace, DRAFT_COST, never, (4,), QUICK)
+    assert weights.shrinkage[4].price == 1
 
 
 @pytest.mark.parametrize("loads", [(), (3,), (1, 64)])

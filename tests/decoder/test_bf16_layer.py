@@ -37,7 +37,7 @@ def _as_c(argument: torch.Tensor | int | float) -> Any:
 
 def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     out = torch.empty_like(x)
-    call("norm", x, x.stride(0), weight, epsilon, *x.shape, out)
+    call("norm", x, x.stride(0), weight, epsilon, *x.shape, out, out.stride(0))
     return out
 
 
