@@ -28,8 +28,10 @@ typedef struct {
   const bf16 *const *blocks;
   int64_t num_pairs, head, num_queries;
   int32_t last[16], first[16]; /* keys of the chunk before which each query looks, and from which */
-  int masks;                   /* whether some query does not see them all */
 } Tile;
+
+/* Whether some query does not see all of the n-th 32 keys. Queries look further one after the other. */
+static inline int hides(const Tile *t, int64_t n) { return t->pass->window > 0 || (n + 1) * 32 > t->last[0]; }
 
 #ifdef __AMX_BF16__
 #include "bf16_attention_amx.h"
@@ -111,7 +113,6 @@ static void attend(const Pass *p, const Work *w, Scratch *s) {
         }
         if (tile.last[15] <= 0) continue;
         tile.num_pairs = ((tile.last[15] < num_keys ? tile.last[15] : num_keys) + 31) / 32;
-        tile.masks = p->window > 0 || tile.num_pairs * 32 > tile.last[0];
         const __m512 top = score(&tile, s->queries + at * 16 * D, &s->chunk);
         const __m512 before = _mm512_load_ps(s->tops + at * 16), now = _mm512_max_ps(before, top);
         const __m512 sum = exponentiate(&tile, scale, now, &s->chunk);

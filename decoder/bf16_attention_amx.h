@@ -62,7 +62,7 @@ static __m512 score(const Tile *t, const bf16 *queries, Chunk *c) {
     }
     _tile_stored(0, scores, 64);
     _tile_stored(1, scores + 256, 64);
-    if (t->masks)
+    if (hides(t, n))
       for (int k = 0; k < 32; k++) {
         const __m512i key = _mm512_set1_epi32((int)(n * 32 + k));
         const __mmask16 visible = _mm512_cmpgt_epi32_mask(behind, key) & _mm512_cmple_epi32_mask(from, key);

@@ -77,7 +77,7 @@ static inline __attribute__((always_inline)) void score_rows(const int count, co
     }
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) {
-      if (t->masks) {
+      if (hides(t, n)) {
         const __m512i last = _mm512_set1_epi32(t->last[first + i]), oldest = _mm512_set1_epi32(t->first[first + i]);
         a[i] = visible(a[i], n * 32, last, oldest);
         b[i] = visible(b[i], n * 32 + 16, last, oldest);

@@ -16,29 +16,23 @@ def can_read(logits: Tensor) -> bool:
 
 def argmax(logits: Tensor) -> Tensor:
     """First largest entry of each row [N, V], int64 [N]."""
-    kernels = bf16_kernels.load()
-    assert kernels is not None
-    logits = _in_rows(logits)
-    ids = torch.empty(len(logits), dtype=torch.int64)
-    kernels.specdepth_bf16_argmax(
-        logits.data_ptr(),
-        logits.stride(0),
-        *logits.shape,
-        ids.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return ids
+    return _read("argmax", logits, torch.empty(len(logits), dtype=torch.int64))
 
 
 def signals(logits: Tensor) -> Tensor:
     """Largest probability, entropy in nats, and largest less second largest probability of each row
     [N, V] at temperature 1; float64 [3, N].
     """
+    return _read("signals", logits, torch.empty(3, len(logits), dtype=torch.float64))
+
+
+def _read(kernel: str, logits: Tensor, out: Tensor) -> Tensor:
+    """Fill `out` by the kernel of that name."""
     kernels = bf16_kernels.load()
     assert kernels is not None
-    logits = _in_rows(logits)
-    out = torch.empty(3, len(logits), dtype=torch.float64)
-    kernels.specdepth_bf16_signals(
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    getattr(kernels, f"specdepth_bf16_{kernel}")(
         logits.data_ptr(),
         logits.stride(0),
         *logits.shape,
@@ -46,7 +40,3 @@ def signals(logits: Tensor) -> Tensor:
         torch.get_num_threads(),
     )
     return out
-
-
-def _in_rows(logits: Tensor) -> Tensor:
-    return logits if logits.stride(1) == 1 else logits.contiguous()
