@@ -22,13 +22,73 @@ typedef struct {
   int64_t sequence, first_token, first_tile, num_tiles, first_head, last_head;
 } Work;
 
+/* A walk over keys and values in the order of their use, a chunk ahead of the arithmetic. Of each token a head reads
+   so little that the processor does not see what comes next. It goes line by line between products, since a core
+   drops what it is asked to fetch faster than memory can give. */
+typedef struct {
+  const Pass *pass;
+  const Work *work, *end;
+  int64_t key, stop; /* of `work` */
+  int64_t left;      /* blocks of 16 keys that may be fetched */
+  const bf16 *at, *behind; /* of a block */
+} Ahead;
+
 /* A tile's queries by its own keys. `blocks` are the chunk's keys by 16, of which `num_pairs` times 32 count. */
 typedef struct {
   const Pass *pass;
   const bf16 *const *blocks;
   int64_t num_pairs, head, num_queries;
   int32_t last[16], first[16]; /* keys of the chunk before which each query looks, and from which */
+  Ahead *ahead;
 } Tile;
+
+/* Queries of a sequence times the query heads that share keys. */
+static int64_t rows_of(const Pass *p, const Work *w) { return p->lens[w->sequence] * (p->num_heads / p->num_kv_heads); }
+
+/* First key of the first chunk that a piece needs. */
+static int64_t first_key(const Pass *p, const Work *w) {
+  const int64_t group = p->num_heads / p->num_kv_heads;
+  const int64_t oldest = p->starts[w->sequence] + w->first_tile * 16 / group + 1 - p->window;
+  return p->window > 0 && oldest > 0 ? oldest / CHUNK * CHUNK : 0;
+}
+
+/* Keys that the last query of a piece sees. */
+static int64_t keys_of(const Pass *p, const Work *w) {
+  const int64_t rows = rows_of(p, w), behind = (w->first_tile + w->num_tiles) * 16;
+  return p->starts[w->sequence] + ((behind < rows ? behind : rows) - 1) / (p->num_heads / p->num_kv_heads) + 1;
+}
+
+/* Row of the pool in which a key is. */
+static const bf16 *row_of(const Pass *p, const Work *w, int64_t key) {
+  const int32_t *table = p->tables + w->sequence * p->width;
+  const int64_t row = table[key / p->block_size] * p->block_size + key % p->block_size;
+  return p->pool + row * 2 * p->num_kv_heads * p->head_dim;
+}
+
+/* Go to the next 16 keys; returns whether there are any and they may be fetched. */
+static int step_ahead(Ahead *a) {
+  if (a->left <= 0) return 0;
+  if (a->key >= a->stop) {
+    if (a->work + 1 >= a->end) return 0;
+    a->work++, a->key = first_key(a->pass, a->work), a->stop = keys_of(a->pass, a->work);
+  }
+  a->at = row_of(a->pass, a->work, a->key);
+  a->behind = a->at + 16 * 2 * a->pass->num_kv_heads * a->pass->head_dim;
+  a->key += 16, a->left--;
+  return 1;
+}
+
+/* Begin a chunk ahead of the first piece. */
+static Ahead start_ahead(const Pass *p, const Work *work, const Work *end) {
+  Ahead a = {p, work, end};
+  if (work < end) a.stop = keys_of(p, work), a.key = first_key(p, work), a.left = CHUNK / 16;
+  while (step_ahead(&a)) a.at = a.behind;
+  return a;
+}
+
+static inline void fetch(Ahead *a, int lines) {
+  for (; lines > 0 && (a->at < a->behind || step_ahead(a)); lines--, a->at += 32) _mm_prefetch(a->at, _MM_HINT_T1);
+}
 
 /* Whether some query does not see all of the n-th 32 keys. Queries look further one after the other. */
 static inline int hides(const Tile *t, int64_t n) { return t->pass->window > 0 || (n + 1) * 32 > t->last[0]; }
@@ -49,7 +109,7 @@ typedef struct {
 } Scratch;
 
 static void load_queries(const Pass *p, const Work *w, Scratch *s) {
-  const int64_t D = p->head_dim, group = p->num_heads / p->num_kv_heads, rows = p->lens[w->sequence] * group;
+  const int64_t D = p->head_dim, group = p->num_heads / p->num_kv_heads, rows = rows_of(p, w);
   for (int64_t j = w->first_head; j < w->last_head; j++)
     for (int64_t t = 0; t < w->num_tiles; t++) {
       const int64_t at = (j - w->first_head) * TILES + t;
@@ -68,7 +128,7 @@ static void load_queries(const Pass *p, const Work *w, Scratch *s) {
 }
 
 static void store_rows(const Pass *p, const Work *w, const Scratch *s) {
-  const int64_t D = p->head_dim, group = p->num_heads / p->num_kv_heads, rows = p->lens[w->sequence] * group;
+  const int64_t D = p->head_dim, group = p->num_heads / p->num_kv_heads, rows = rows_of(p, w);
   for (int64_t j = w->first_head; j < w->last_head; j++)
     for (int64_t i = 0, row = w->first_tile * 16; i < w->num_tiles * 16 && row < rows; i++, row++) {
       const int64_t at = (j - w->first_head) * TILES * 16 + i;
@@ -80,33 +140,22 @@ static void store_rows(const Pass *p, const Work *w, const Scratch *s) {
     }
 }
 
-static void attend(const Pass *p, const Work *w, Scratch *s) {
-  const int64_t D = p->head_dim, group = p->num_heads / p->num_kv_heads, rows = p->lens[w->sequence] * group;
-  const int64_t start = p->starts[w->sequence];
-  const int32_t *table = p->tables + w->sequence * p->width;
+static void attend(const Pass *p, const Work *w, Scratch *s, Ahead *ahead) {
+  const int64_t D = p->head_dim, group = p->num_heads / p->num_kv_heads, rows = rows_of(p, w);
+  const int64_t start = p->starts[w->sequence], stop = keys_of(p, w);
   const __m512 scale = _mm512_set1_ps(p->scale * LOG2_E);
-  const int64_t behind = (w->first_tile + w->num_tiles) * 16 < rows ? (w->first_tile + w->num_tiles) * 16 : rows;
-  const int64_t stop = start + (behind - 1) / group + 1; /* keys that the last query sees */
-  int64_t base = 0;
-  if (p->window > 0) {
-    const int64_t oldest = start + w->first_tile * 16 / group + 1 - p->window;
-    base = oldest > 0 ? oldest / CHUNK * CHUNK : 0;
-  }
   load_queries(p, w, s);
-  for (; base < stop; base += CHUNK) {
+  for (int64_t base = first_key(p, w); base < stop; base += CHUNK) {
     const int64_t num_keys = stop - base < CHUNK ? stop - base : CHUNK, num_blocks = (num_keys + 15) / 16;
     const bf16 *blocks[CHUNK / 16 + 1];
-    for (int64_t b = 0; b < num_blocks; b++) {
-      const int64_t key = base + b * 16;
-      const int64_t row = table[key / p->block_size] * p->block_size + key % p->block_size;
-      blocks[b] = p->pool + row * 2 * p->num_kv_heads * D;
-    }
+    for (int64_t b = 0; b < num_blocks; b++) blocks[b] = row_of(p, w, base + b * 16);
     blocks[num_blocks] = blocks[num_blocks - 1]; /* completes a pair; masked */
+    ahead->left += num_blocks;
     for (int64_t j = w->first_head; j < w->last_head; j++) {
-      pack_chunk(p, blocks, (num_keys + 31) / 32, j, &s->chunk);
+      pack_chunk(p, blocks, (num_keys + 31) / 32, j, ahead, &s->chunk);
       for (int64_t t = 0; t < w->num_tiles; t++) {
         const int64_t at = (j - w->first_head) * TILES + t, row = (w->first_tile + t) * 16;
-        Tile tile = {p, blocks, 0, j, rows - row < 16 ? rows - row : 16};
+        Tile tile = {p, blocks, 0, j, rows - row < 16 ? rows - row : 16, .ahead = ahead};
         for (int64_t i = 0; i < 16; i++) {
           tile.last[i] = start + (row + i < rows ? row + i : rows - 1) / group + 1 - base;
           tile.first[i] = p->window > 0 ? tile.last[i] - p->window : INT32_MIN;
@@ -170,12 +219,14 @@ int specdepth_bf16_attention(const Pass *p, int64_t num_threads) {
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
     Scratch scratch;
+    /* Several threads do not know what each takes next. */
+    Ahead ahead = start_ahead(p, pieces, pieces + (num_threads > 1 ? 0 : num_pieces));
     void *memory = scratch_of(heads, p->head_dim, &scratch);
     take_tiles();
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < num_pieces; i++) {
       if (memory) {
-        attend(p, &pieces[i], &scratch);
+        attend(p, &pieces[i], &scratch, &ahead);
       } else {
 #pragma omp atomic write
         failed = 1;

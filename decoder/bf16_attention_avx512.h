@@ -27,13 +27,16 @@ static void pack_queries(const __m512i r[16], int64_t d, int64_t D, float *out) 
   }
 }
 
-static void pack_chunk(const Pass *p, const bf16 *const *blocks, int64_t num_pairs, int64_t j, Chunk *c) {
+static void pack_chunk(const Pass *p, const bf16 *const *blocks, int64_t num_pairs, int64_t j, Ahead *ahead,
+                       Chunk *c) {
   const int64_t D = p->head_dim, stride = 2 * p->num_kv_heads * D;
   for (int64_t b = 0; b < 2 * num_pairs; b++)
     for (int64_t d = 0; d < D; d += 32) {
       __m512i r[16];
+      fetch(ahead, 6);
       for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(blocks[b] + i * stride + j * D + d);
       transpose(r);
+      fetch(ahead, 6);
       uint32_t *to = c->keys + (b / 2 * D + d) * 16 + b % 2 * 16;
       for (int i = 0; i < 16; i++) _mm512_store_si512(to + i * 32, r[i]);
     }
@@ -65,6 +68,7 @@ static inline __attribute__((always_inline)) void score_rows(const int count, co
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) a[i] = b[i] = _mm512_setzero_ps();
     for (int64_t d = 0; d < D; d += 2, keys += 32) {
+      fetch(t->ahead, 1);
       const __m512i left = _mm512_load_si512(keys), right = _mm512_load_si512(keys + 16);
 #pragma GCC unroll 8
       for (int i = 0; i < count; i++) {
@@ -130,6 +134,7 @@ static inline __attribute__((always_inline)) void weigh_rows(const int count, co
   for (int64_t block = 0; block < 2 * t->num_pairs; block++, shares += 16) {
     const bf16 *values = t->blocks[block] + (J + t->head) * D + d;
     for (int k = 0; k < 16; k++, values += stride) {
+      fetch(t->ahead, 1);
       const __m512i pairs = _mm512_loadu_si512(values);
 #pragma GCC unroll 8
       for (int i = 0; i < count; i++) {

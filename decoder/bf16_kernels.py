@@ -96,12 +96,16 @@ def compiled_with(
         *(address, address, address, address, number, address, address),
         *(address, address, address, number),
     )
+    kernels.specdepth_bf16_norm.argtypes = (
+        *(address, number, address, ctypes.c_float),
+        *(number, number, address, number, number),
+    )
     for name in ("argmax", "signals"):
         getattr(kernels, f"specdepth_bf16_{name}").argtypes = (
             *(address, number, number, number),
             *(address, number),
         )
-    for name in ("pack", "argmax", "signals"):
+    for name in ("pack", "norm", "argmax", "signals"):
         getattr(kernels, f"specdepth_bf16_{name}").restype = None
     return kernels
 

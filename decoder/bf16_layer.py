@@ -136,3 +136,25 @@ class LayerKernel:
         if failed:
             raise MemoryError("a decoder layer got no memory for its scratch space.")
         return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Rows [T, hidden] bfloat16, contiguous, over their root mean square, rounded, times `weight`
+    [hidden]: as a layer does it. `hidden` is a multiple of 16.
+    """
+    kernels = bf16_kernels.load()
+    assert kernels is not None
+    num_tokens, width = x.shape
+    out = torch.empty_like(x)
+    kernels.specdepth_bf16_norm(
+        x.data_ptr(),
+        width,
+        weight.data_ptr(),
+        epsilon,
+        num_tokens,
+        width,
+        out.data_ptr(),
+        width,
+        torch.get_num_threads(),
+    )
+    return out

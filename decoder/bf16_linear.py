@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import bf16_kernels
+from .huge_pages import HugePages
 
 MULTIPLE = 32
 """Of inputs and of outputs."""
@@ -22,16 +23,19 @@ class Bf16Linear:
     Args:
         weight: [N, K] bfloat16 on the CPU, for which `can_multiply`.
         bias: [N] or None.
+        memory: where to put the packed weights.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, memory: HugePages | None = None
+    ) -> None:
         kernels = bf16_kernels.load()
         assert kernels is not None
         self._call = kernels.specdepth_bf16_linear
         self._num_outputs, self._num_inputs = weight.shape
         weight = weight.detach().contiguous()
-        # Lines of 64 bytes, which torch aligns to.
-        self._packed = torch.empty_like(weight).flatten()
+        # Not of torch: the kernel takes lines of 64 bytes, and streams through them.
+        self._packed = (memory or HugePages()).zeros((weight.numel(),), weight.dtype)
         kernels.specdepth_bf16_pack(weight.data_ptr(), *weight.shape, self._packed.data_ptr())
         self._bias = None if bias is None else bias.detach().float().contiguous()
 

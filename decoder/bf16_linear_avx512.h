@@ -29,10 +29,15 @@ static inline __attribute__((always_inline)) void multiply_rows(const int count,
     right[i] = bias ? _mm512_loadu_ps(bias + 16) : _mm512_setzero_ps();
   }
   for (int64_t k = 0; k < K; k += 32, weight += 1024) {
-    if (fetch)
-      for (int at = 0; at < 2048; at += 64) _mm_prefetch((const char *)weight + AHEAD + at, _MM_HINT_T1);
 #pragma GCC unroll 2
     for (int pair = 0; pair < 16; pair++, rows += 2 * count) {
+      /* Spread over the products: all at once they hold up the loads behind them. */
+      if (fetch) {
+        _mm_prefetch((const char *)weight + AHEAD + pair * 128, _MM_HINT_T1);
+        _mm_prefetch((const char *)weight + AHEAD + pair * 128 + 64, _MM_HINT_T1);
+      }
+      _mm_prefetch(weight + 1024 + pair * 32, _MM_HINT_T0);
+      _mm_prefetch(weight + 1536 + pair * 32, _MM_HINT_T0);
       const __m512i a = _mm512_load_si512(weight + pair * 32), b = _mm512_load_si512(weight + 512 + pair * 32);
 #pragma GCC unroll 12
       for (int i = 0; i < count; i++) {

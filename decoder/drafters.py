@@ -215,9 +215,10 @@ class DraftModel:
                 stays = depths[alive] > step
                 signals[:, alive[~stays], step] = np.nan
                 alive, at, positions = alive[stays], at[stays], positions[stays]
-                logits = logits[torch.from_numpy(np.flatnonzero(stays)).to(device)]
                 if not len(alive):
                     break
+                if len(alive) < len(logits):
+                    logits = logits[torch.from_numpy(np.flatnonzero(stays)).to(device)]
             drawn, law = self.draw(logits, at, positions, rule)
             if law is not None:
                 laws.append(law)

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdepth.scheduler.state import Ints
 
 from .attention import Backend, PassLayout, paged_attention
-from .bf16_layer import LayerKernel, LayerWeights
+from .bf16_layer import LayerKernel, LayerWeights, rms_norm
 from .eagle_net import EagleNet, rotary_table
 from .models import PackedModel
 from .paged_model import LayerShape, PagedModel
@@ -119,7 +119,13 @@ class EagleModel(PagedModel):
 
             out = self.net.midlayer(embeddings, states, cos, sin, attention)
         self.states = out[torch.from_numpy(logit_rows).to(self.device)]
-        return self.net.logits(self.states)
+        if self._kernel is None:
+            return self.net.logits(self.states)
+        norm = self.net.norm
+        logits: Tensor = self.net.lm_head(
+            rms_norm(self.states, norm.weight, self.config.rms_norm_eps)
+        )
+        return logits
 
 
 def _layer_kernel(net: EagleNet) -> LayerKernel | None:

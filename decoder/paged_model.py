@@ -14,6 +14,7 @@ from specdepth.scheduler.state import Ints
 
 from .attention import Backend, LayerKV, PassLayout, build_layout
 from .bf16_attention import BLOCK_MULTIPLE, can_attend
+from .huge_pages import HugePages
 from .roofline import ModelSize
 
 
@@ -61,24 +62,29 @@ class PagedModel(ABC):
         """
         self.block_size = block_size
         try:
-            self.layers = [self._layer(num_blocks + 1, block_size, s) for s in self.shapes]
-        except RuntimeError as error:  # also torch.OutOfMemoryError
+            memory = HugePages() if self.device.type == "cpu" else None
+            self.layers = [self._layer(num_blocks + 1, block_size, s, memory) for s in self.shapes]
+        except (RuntimeError, MemoryError) as error:  # also torch.OutOfMemoryError
             size = num_blocks * block_size * self.kv_bytes_per_token / 2**30
             raise MemoryError(
                 f"The KV pool of {self.name} takes {size:.2f} GiB, which {self.device} does not have; "
                 "lower kv_cache_bytes or num_kv_blocks."
             ) from error
 
-    def _layer(self, num_blocks: int, block_size: int, shape: LayerShape) -> LayerKV:
+    def _layer(
+        self, num_blocks: int, block_size: int, shape: LayerShape, memory: HugePages | None
+    ) -> LayerKV:
+        def pool(*shape: int) -> Tensor:
+            if memory is not None:
+                return memory.zeros(shape, self.dtype)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
         heads, dims = shape.num_kv_heads, (shape.key_dim, shape.value_dim)
         if self.backend in ("sdpa", "bf16-kernel"):  # gathered and written in one piece
-            pool = self._pool(num_blocks, block_size, heads * sum(dims))
-            return LayerKV.side_by_side(pool, heads, shape.key_dim)
-        keys, values = (self._pool(num_blocks, block_size, heads, dim) for dim in dims)
+            rows = pool(num_blocks, block_size, heads * sum(dims))
+            return LayerKV.side_by_side(rows, heads, shape.key_dim)
+        keys, values = (pool(num_blocks, block_size, heads, dim) for dim in dims)
         return LayerKV(keys, values)
-
-    def _pool(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def layout(self, tables: NDArray[np.int32], starts: Ints, query_lens: Ints) -> PassLayout:
         """See `attention.build_layout`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .bf16_linear import Bf16Linear, can_multiply
+from .huge_pages import HugePages
 
 JOINT_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Sibling linear layers that transformers' models call on the same input."""
@@ -38,11 +39,13 @@ def prepacked_dtype(model: nn.Module) -> torch.dtype | None:
 class PackedLinear(nn.Module):
     """`nn.Linear` on a weight in the layout of `Bf16Linear`, or of oneDNN. Inference only."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, memory: HugePages | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.kernel = Bf16Linear(weight, bias) if can_multiply(weight) else None
+        self.kernel = Bf16Linear(weight, bias, memory) if can_multiply(weight) else None
         if self.kernel is None:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
             self._bias = None if bias is None else bias.detach()
@@ -60,12 +63,12 @@ class PackedLinear(nn.Module):
 class _JointLinear:
     """Several projections of one input, computed when the first of them is asked for."""
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    def __init__(self, linears: list[nn.Linear], memory: HugePages) -> None:
         biases = [linear.bias for linear in linears]
         weight = torch.cat([linear.weight.detach() for linear in linears])
         bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
         self.sizes = [linear.out_features for linear in linears]
-        self.packed = PackedLinear(weight, bias)
+        self.packed = PackedLinear(weight, bias, memory)
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
 
@@ -104,7 +107,7 @@ def prepack(model: nn.Module) -> int:
 
     The model can no longer be saved or trained afterwards.
     """
-    remaining = 0
+    remaining, memory = 0, HugePages()
     for module in list(model.modules()):
         for names in JOINT_PROJECTIONS:
             linears = [getattr(module, name, None) for name in names]
@@ -113,12 +116,12 @@ def prepack(model: nn.Module) -> int:
             found = [linear for linear in linears if isinstance(linear, nn.Linear)]
             if len({(linear.in_features, linear.bias is None) for linear in found}) > 1:
                 continue
-            joint = _JointLinear(found)
+            joint = _JointLinear(found, memory)
             for index, name in enumerate(names):
                 setattr(module, name, JointPart(joint, index))
             remaining += 1
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child.weight, child.bias))
+                setattr(module, name, PackedLinear(child.weight, child.bias, memory))
                 remaining += 1
     return remaining

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from specdepth.decoder import bf16_kernels
+from specdepth.decoder.bf16_layer import rms_norm
 from specdepth.decoder.lean_llama import _rotate_
 from tests.decoder.bf16 import on_each_kernel
 from tests.decoder.threads import torch_threads
@@ -33,12 +34,6 @@ def _as_c(argument: torch.Tensor | int | float) -> Any:
     if isinstance(argument, torch.Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_int64(argument) if isinstance(argument, int) else ctypes.c_float(argument)
-
-
-def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    out = torch.empty_like(x)
-    call("norm", x, x.stride(0), weight, epsilon, *x.shape, out, out.stride(0))
-    return out
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
@@ -67,9 +62,9 @@ def test_the_norm(rows: int, width: int) -> None:
     x = random(rows, width) * torch.logspace(-6, 4, rows)[:, None].bfloat16()
     weight = random(width, seed=1)
     for epsilon in (1e-5, 1e-3):
-        got = norm(x, weight, epsilon)
+        got = rms_norm(x, weight, epsilon)
         assert_nearly_same(got, normed(x, weight, epsilon))
-    assert torch.equal(norm(torch.zeros_like(x), weight, 1e-5), torch.zeros_like(x))
+    assert torch.equal(rms_norm(torch.zeros_like(x), weight, 1e-5), torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("dim", [32, 64, 96])
@@ -113,7 +108,7 @@ def test_gates_that_an_exponential_cannot_hold() -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        lambda x: norm(x, random(64, seed=1), 1e-5),
+        lambda x: rms_norm(x, random(64, seed=1), 1e-5),
         gate,
     ],
     ids=["norm", "gate"],
