@@ -91,6 +91,9 @@ def search_offsets(
     if unknown or not loads:
         raise ValueError(f"offsets are searched at loads out of {list(FLAGS)}, got {list(loads)}.")
     stops = trace.info.drafter == "draft-model"
+    # Each load has numbers of its own from now on, so that tuning one leaves the others as they were.
+    own = {load: rule.shrinkage_at(load) for load in loads}
+    rule = CappedGreedyDepth(rule.survival, {**rule.shrinkage, **own})
     found: dict[int, Floats] = {}
     for number, load in enumerate(loads):
         replays = [
@@ -98,8 +101,14 @@ def search_offsets(
             for seed in range(config.seed, config.seed + config.num_replays)
         ]
 
+        def throughput(
+            rule: CappedGreedyDepth, load: int = load, replays: list[TrainingReplay] = replays
+        ) -> float:
+            scheduler = _policy(rule, trace, {})
+            return sum(float(np.log(one.throughput(scheduler, load))) for one in replays)
+
         if stops:
-            rule = _tune_stops(rule, trace, load, replays)
+            rule = tune_stops(rule, load, throughput)
 
         def score(
             values: Floats,
@@ -144,24 +153,30 @@ def _hold(
     return ratio.value - 1 > (ratio.high - ratio.low) / 4
 
 
-def _tune_stops(
-    rule: CappedGreedyDepth, trace: Trace, load: int, replays: list[TrainingReplay]
+def tune_stops(
+    rule: CappedGreedyDepth, load: int, score: Callable[[CappedGreedyDepth], float]
 ) -> CappedGreedyDepth:
     """The rule with the best price of stops at a load, and its own numbers or none.
 
     Its own were tuned for it alone. Under stops it only says who drafts, and shrinkage that keeps it from
     drafts which are too deep keeps sequences from any (load 8 of the shipped pair: 2 % of throughput).
+
+    Args:
+        rule: with its numbers.
+        load: one of `FLAGS`.
+        score: of a rule, the more the better; the first of equals is taken.
     """
-
-    def at(shrinkage: Shrinkage) -> CappedGreedyDepth:
-        return CappedGreedyDepth(rule.survival, {**rule.shrinkage, load: shrinkage})
-
-    def score(shrinkage: Shrinkage) -> float:
-        scheduler = _policy(at(shrinkage), trace, {})
-        return sum(float(np.log(one.throughput(scheduler, load))) for one in replays)
-
     starts = rule.shrinkage_at(load), Shrinkage()
-    return at(max((replace(one, stop_price=p) for one in starts for p in STOP_PRICES), key=score))
+    return max(
+        (
+            CappedGreedyDepth(
+                rule.survival, {**rule.shrinkage, load: replace(start, stop_price=price)}
+            )
+            for start in starts
+            for price in STOP_PRICES
+        ),
+        key=score,
+    )
 
 
 def ascend(

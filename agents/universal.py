@@ -21,11 +21,11 @@ from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrin
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.learned import LearnedScheduler
 from specdepth.scheduler.model_folder import ANY
-from specdepth.scheduler.policy_file import PolicyCard
+from specdepth.scheduler.policy_file import PolicyCard, PolicyWeights
 from specdepth.scheduler.state import Floats
 from specdepth.scheduler.survival_model import SurvivalCard, SurvivalModel
 
-from .offset_search import SearchConfig, ascend
+from .offset_search import SearchConfig, ascend, tune_stops
 from .offset_weights import FLAGS, offset_weights
 from .policy_card import git_sha
 from .random_costs import random_cost
@@ -42,7 +42,9 @@ from .survival_rows import (
 )
 
 START = {1: Shrinkage(price=1.25), 2: Shrinkage(pull=0.2, price=1.25)}
-"""Shrinkage that the search starts at: about what tuning gives on one machine."""
+"""Shrinkage that a load starts at unless none is better there: about what tuning gives on one machine."""
+TRIES = 2
+"""Machines of each trace on which the start of a load is chosen (`tune_stops`)."""
 CHECKS, CHECK_REQUESTS = 3, 96
 """Machines of each trace, and requests of each, on which what the search found for a load must be faster
 than its start with every trace. A short search sees few machines, and may follow their luck."""
@@ -103,7 +105,8 @@ def train_universal(
     card = _card(max(trace.info.max_num_speculative_tokens for trace in traces.values()))
     rng = np.random.default_rng(config.seed)
     model = _fit(traces, config, rng, progress)
-    rule = CappedGreedyDepth(model, START)
+    start = CappedGreedyDepth(model, START)
+    rule = CappedGreedyDepth(model, {load: start.shrinkage_at(load) for load in config.loads})
     settings = replace(config.search, seed=config.seed)
     found: dict[int, Floats] = {}
     for number, load in enumerate(config.loads):
@@ -116,10 +119,23 @@ def train_universal(
             traces, load, CHECKS * len(traces), max(settings.num_requests, CHECK_REQUESTS), rng
         )
 
-        def log_throughput(values: Floats, on: list[TrainingReplay], load: int = load) -> float:
+        tried = _machines(traces, load, TRIES * len(traces), settings.num_requests, rng)
+
+        def tuning(
+            rule: CappedGreedyDepth, load: int = load, tried: list[TrainingReplay] = tried
+        ) -> float:
+            return _log_throughput(offset_weights(rule, {}, stops=True), card, tried, load)
+
+        rule = tune_stops(rule, load, tuning)
+
+        def log_throughput(
+            values: Floats,
+            on: list[TrainingReplay],
+            rule: CappedGreedyDepth = rule,
+            load: int = load,
+        ) -> float:
             weights = offset_weights(rule, {load: values}, stops=True)
-            scheduler = LearnedScheduler(weights, card)
-            return float(np.mean([np.log(one.throughput(scheduler, load)) for one in on]))
+            return _log_throughput(weights, card, on, load)
 
         def score(
             values: Floats, step: int, machines: list[list[TrainingReplay]] = machines
@@ -131,13 +147,13 @@ def train_universal(
             progress(0.3 + 0.7 * done, f"searching at load {load}")
 
         values = ascend(score, settings, config.seed + load, report)
-        start, num_traces = np.zeros_like(values), len(traces)
+        none, num_traces = np.zeros_like(values), len(traces)
         gains = [
             log_throughput(values, others[one::num_traces])
-            - log_throughput(start, others[one::num_traces])
+            - log_throughput(none, others[one::num_traces])
             for one in range(num_traces)
         ]
-        found[load] = values if min(gains) > 0 else start
+        found[load] = values if min(gains) > 0 else none
     weights = offset_weights(rule, found, stops=True)
     training = {
         "command": command,
@@ -208,6 +224,14 @@ def _machines(
         )
         for trace in chosen
     ]
+
+
+def _log_throughput(
+    weights: PolicyWeights, card: PolicyCard, machines: list[TrainingReplay], load: int
+) -> float:
+    """Mean over some machines, all of which count alike."""
+    scheduler = LearnedScheduler(weights, card)
+    return float(np.mean([np.log(one.throughput(scheduler, load)) for one in machines]))
 
 
 def _cost(trace: Trace, rng: np.random.Generator) -> CostModel:

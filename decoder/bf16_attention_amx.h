@@ -22,13 +22,12 @@ static void pack_queries(__m512i r[16], int64_t d, int64_t D, bf16 *out) {
 }
 
 /* Weave each two keys' values, dimension by dimension. `unpack` does so within lanes of 128 bits, which
-   permutes the dimensions among 32; `store_32` puts them back. */
+   permutes the dimensions among 32; `store_32` puts them back. Nothing is fetched ahead: not measured with AMX. */
 static void pack_chunk(const Pass *p, const bf16 *const *blocks, int64_t num_pairs, int64_t j, Ahead *ahead,
                        Chunk *c) {
   const int64_t D = p->head_dim, J = p->num_kv_heads, stride = 2 * J * D;
   for (int64_t n = 0; n < num_pairs; n++)
     for (int i = 0; i < 16; i++) {
-      fetch(ahead, 1);
       const bf16 *v = blocks[2 * n + i / 8] + (2 * i % 16) * stride + (J + j) * D;
       for (int64_t d = 0; d < D; d += 32) {
         __m512i even = _mm512_loadu_si512(v + d), odd = _mm512_loadu_si512(v + stride + d);

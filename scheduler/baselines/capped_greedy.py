@@ -22,6 +22,8 @@ from .admission import expected_tokens, rank_tokens
 from .lawful import EVERY_RULE
 from .pricing import verify_seconds
 
+_PRUNING_STEPS = 4
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shrinkage:
@@ -120,7 +122,7 @@ class CappedGreedyDepth:
             return _best_capped(state, survival, seconds, shrinkage.price)
         offers = state.max_depths.nonzero()[0]  # with prompt lookup a third has none
         survival = shrink(survival[offers], state.max_depths[offers], shrinkage)
-        ranked = rank_tokens(survival, above=_least_worth(seconds, num_running))
+        ranked = rank_tokens(survival, above=_worth_by_rank(survival, seconds, num_running))
         tokens = expected_tokens(ranked, num_running)
         budget = int((tokens / seconds[: len(tokens)]).argmax())
         depths = np.zeros(num_running, np.int64)
@@ -150,6 +152,35 @@ def shrink(survival: Floats, max_depths: Ints, shrinkage: Shrinkage) -> Floats:
     pulled = (survival + shrinkage.pull * (mean - survival)) * possible
     # Fewer sequences are behind the mean at deeper positions, so it may rise from one to the next.
     return np.minimum.accumulate(pulled, axis=1)
+
+
+def _worth_by_rank(survival: Floats, verify_s: Floats, num_running: int) -> float:
+    """Return a survival that every token of the best candidate exceeds where drafting is free, or 0.
+
+    Where all tokens after the first m survive less than their time is worth at the rate without drafts,
+    however many of them are taken, no candidate with more than m is better than that of m. Beyond the
+    tokens that stand out the price of *any* number of further ones is hardly less than that of one, also
+    where the measured curve is flat for a step.
+
+    Args:
+        survival: [R, K].
+        verify_s: price of the round by drafted tokens, up to all that can be drafted.
+        num_running: R, or more where some have nothing on offer.
+    """
+    rate = num_running / float(verify_s[0])
+    worth, kept = math.inf, 0
+    for _ in range(_PRUNING_STEPS):
+        added_s = verify_s[kept + 1 :] - verify_s[kept]
+        least_s = np.minimum.reduce(added_s / np.arange(1, len(added_s) + 1), initial=math.inf)
+        # A hair less, so that the last bits of two scores decide as they would without it.
+        least = (1 - 1e-9) * rate * float(least_s)
+        if least >= worth:
+            return worth
+        worth = least
+        if worth <= 0:
+            break
+        kept = int(np.count_nonzero(survival > worth))
+    return 0.0
 
 
 def _least_worth(verify_s: Floats, num_running: int, draft_s: float = 0.0) -> float:

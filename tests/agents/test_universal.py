@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specdepth.agents import universal
 from specdepth.agents.cli import main
 from specdepth.agents.offset_search import SearchConfig
 from specdepth.agents.survival_fit import SurvivalFitConfig
@@ -24,6 +25,7 @@ from specdepth.decoder.trace import Trace
 from specdepth.decoder.trace_files import load_trace
 from specdepth.decoder.workload import ClosedLoop, Workload
 from specdepth.scheduler.baselines import Off
+from specdepth.scheduler.baselines.capped_greedy import Shrinkage
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.cost_files import load_cost
 from specdepth.scheduler.depth import DepthScheduler
@@ -79,6 +81,15 @@ def test_one_policy_drafts_by_the_prices_of_machines_that_it_never_saw() -> None
         assert fast.metrics.mean_depth > slow.metrics.mean_depth + 1
         assert fast.throughput_tok_s > 1.5 * served(trace, free, Off()).throughput_tok_s
         assert slow.throughput_tok_s > 0.99 * served(trace, dear, Off()).throughput_tok_s
+
+
+def test_a_start_that_keeps_all_from_drafting_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(universal, "START", {1: Shrinkage(price=1e6)})
+    traces = {"lookup": make_trace(20, 20), "draft": draft_trace()}
+    # With samples this close to the start only the choice of the start can lower the price.
+    search = replace(QUICK.search, sigma=1e-6, step=1e-6)
+    policy = train_universal(traces, replace(QUICK, loads=(4,), search=search))
+    assert policy.weights.shrinkage[4].price == pytest.approx(1, abs=1e-3)
 
 
 def test_a_quarter_of_the_rows_is_seen_without_the_targets_signals_too() -> None:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrinkage, shrink
+from specdepth.scheduler.baselines.capped_greedy import (
+    CappedGreedyDepth,
+    Shrinkage,
+    _worth_by_rank,
+    shrink,
+)
 from specdepth.scheduler.baselines.greedy import GreedyDepth
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.depth import check_lawful
@@ -117,9 +122,14 @@ def test_it_chooses_as_the_plain_definition_does(
         draft_s=tuple(draft_s.tolist()),
         draft_token_s=0.01,
     )
-    if rng.random() < 0.3:
+    shape = rng.random()
+    if shape < 0.2:
         dips = 1 - 0.1 * rng.random(len(cost.tokens))
         cost = replace(cost, verify_s=tuple((np.array(cost.verify_s) * dips).tolist()))
+    elif shape < 0.5:  # flat here and there
+        added = rng.random(15) * 0.4 * (rng.random(15) < 0.7)
+        prices = (1 + np.cumsum(added)).tolist()
+        cost = replace(cost, tokens=tuple(range(1, 16)), verify_s=tuple(prices), prefill_s=())
     elif rng.random() < 0.5:  # the same price for each token: then most are left out
         cost = replace(cost, tokens=(1, 16), verify_s=(1.0, 1.0 + 3 * rng.random()), prefill_s=())
     max_depths = rng.integers(0, depth + 1, num_running)
@@ -143,6 +153,16 @@ def test_it_chooses_as_the_plain_definition_does(
     )
     depths = CappedGreedyDepth(KnownSurvival(survival), shrinkage).choose(state)
     assert depths.tolist() == plain_depths(survival, state, shrinkage).tolist()
+
+
+def test_a_flat_step_does_not_put_all_tokens_in_the_search() -> None:
+    """The fourth token is free, and yet those that survive 0.1 or less pay under no number."""
+    seconds = np.array([1.0, 1.3, 1.6, 1.9, 1.9, 2.2])
+    survival = np.array([[0.9, 0.5, 0.1, 0.05, 0.01]])
+    worth = _worth_by_rank(survival, seconds, 1)
+    assert 0.1 < worth < 0.5
+    assert _worth_by_rank(survival, np.ones(6), 1) == 0
+    assert _worth_by_rank(survival[:, :0], seconds[:1], 1) == np.inf
 
 
 def test_a_cap_repairs_the_rule_that_ignores_draft_time(make_state: Any) -> None:
