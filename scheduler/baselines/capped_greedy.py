@@ -163,9 +163,9 @@ def _worth_by_rank(survival: Floats, verify_s: Floats, num_running: int) -> floa
     where the measured curve is flat for a step.
 
     Args:
-        survival: [R, K].
+        survival: [at most R, K], of those that have something on offer.
         verify_s: price of the round by drafted tokens, up to all that can be drafted.
-        num_running: R, or more where some have nothing on offer.
+        num_running: R.
     """
     rate = num_running / float(verify_s[0])
     worth, kept = math.inf, 0
