@@ -21,7 +21,7 @@ from specdepth.scheduler.baselines.capped_greedy import CappedGreedyDepth, Shrin
 from specdepth.scheduler.cost import CostModel
 from specdepth.scheduler.learned import LearnedScheduler
 from specdepth.scheduler.model_folder import ANY
-from specdepth.scheduler.policy_file import PolicyCard, PolicyWeights
+from specdepth.scheduler.policy_file import PolicyCard
 from specdepth.scheduler.state import Floats
 from specdepth.scheduler.survival_model import SurvivalCard, SurvivalModel
 
@@ -118,40 +118,37 @@ def train_universal(
         others = _machines(
             traces, load, CHECKS * len(traces), max(settings.num_requests, CHECK_REQUESTS), rng
         )
-
         tried = _machines(traces, load, TRIES * len(traces), settings.num_requests, rng)
 
         def tuning(
             rule: CappedGreedyDepth, load: int = load, tried: list[TrainingReplay] = tried
         ) -> float:
-            return _log_throughput(offset_weights(rule, {}, stops=True), card, tried, load)
+            return _log_throughput(rule, {}, card, tried, load)
 
+        done = number / len(config.loads)
+        progress(0.3 + 0.7 * done, f"choosing the start of load {load}")
         rule = tune_stops(rule, load, tuning)
 
-        def log_throughput(
+        def score(
             values: Floats,
-            on: list[TrainingReplay],
+            step: int,
             rule: CappedGreedyDepth = rule,
             load: int = load,
+            machines: list[list[TrainingReplay]] = machines,
         ) -> float:
-            weights = offset_weights(rule, {load: values}, stops=True)
-            return _log_throughput(weights, card, on, load)
-
-        def score(
-            values: Floats, step: int, machines: list[list[TrainingReplay]] = machines
-        ) -> float:
-            return log_throughput(values, machines[step])
+            return _log_throughput(rule, {load: values}, card, machines[step], load)
 
         def report(share: float, number: int = number, load: int = load) -> None:
             done = (number + share) / len(config.loads)
             progress(0.3 + 0.7 * done, f"searching at load {load}")
 
         values = ascend(score, settings, config.seed + load, report)
-        none, num_traces = np.zeros_like(values), len(traces)
+        none = np.zeros_like(values)
+        by_trace = [others[one :: len(traces)] for one in range(len(traces))]
         gains = [
-            log_throughput(values, others[one::num_traces])
-            - log_throughput(none, others[one::num_traces])
-            for one in range(num_traces)
+            _log_throughput(rule, {load: values}, card, ones, load)
+            - _log_throughput(rule, {load: none}, card, ones, load)
+            for ones in by_trace
         ]
         found[load] = values if min(gains) > 0 else none
     weights = offset_weights(rule, found, stops=True)
@@ -227,10 +224,14 @@ def _machines(
 
 
 def _log_throughput(
-    weights: PolicyWeights, card: PolicyCard, machines: list[TrainingReplay], load: int
+    rule: CappedGreedyDepth,
+    offsets: Mapping[int, Floats],
+    card: PolicyCard,
+    machines: list[TrainingReplay],
+    load: int,
 ) -> float:
     """Mean over some machines, all of which count alike."""
-    scheduler = LearnedScheduler(weights, card)
+    scheduler = LearnedScheduler(offset_weights(rule, offsets, stops=True), card)
     return float(np.mean([np.log(one.throughput(scheduler, load)) for one in machines]))
 
 

@@ -62,7 +62,7 @@ class PagedModel(ABC):
         """
         self.block_size = block_size
         try:
-            memory = HugePages() if self.device.type == "cpu" else None
+            memory = HugePages()
             self.layers = [self._layer(num_blocks + 1, block_size, s, memory) for s in self.shapes]
         except (RuntimeError, MemoryError) as error:  # also torch.OutOfMemoryError
             size = num_blocks * block_size * self.kv_bytes_per_token / 2**30
@@ -72,19 +72,19 @@ class PagedModel(ABC):
             ) from error
 
     def _layer(
-        self, num_blocks: int, block_size: int, shape: LayerShape, memory: HugePages | None
+        self, num_blocks: int, block_size: int, shape: LayerShape, memory: HugePages
     ) -> LayerKV:
-        def pool(*shape: int) -> Tensor:
-            if memory is not None:
-                return memory.zeros(shape, self.dtype)
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
         heads, dims = shape.num_kv_heads, (shape.key_dim, shape.value_dim)
         if self.backend in ("sdpa", "bf16-kernel"):  # gathered and written in one piece
-            rows = pool(num_blocks, block_size, heads * sum(dims))
-            return LayerKV.side_by_side(rows, heads, shape.key_dim)
-        keys, values = (pool(num_blocks, block_size, heads, dim) for dim in dims)
+            pool = self._pool(memory, num_blocks, block_size, heads * sum(dims))
+            return LayerKV.side_by_side(pool, heads, shape.key_dim)
+        keys, values = (self._pool(memory, num_blocks, block_size, heads, dim) for dim in dims)
         return LayerKV(keys, values)
+
+    def _pool(self, memory: HugePages, *shape: int) -> Tensor:
+        if self.device.type == "cpu":
+            return memory.zeros(shape, self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def layout(self, tables: NDArray[np.int32], starts: Ints, query_lens: Ints) -> PassLayout:
         """See `attention.build_layout`."""

@@ -183,7 +183,7 @@ def _worth_by_rank(survival: Floats, verify_s: Floats, num_running: int) -> floa
     return 0.0
 
 
-def _least_worth(verify_s: Floats, num_running: int, draft_s: float = 0.0) -> float:
+def _least_worth(verify_s: Floats, num_running: int, draft_s: float) -> float:
     """Return the survival that the last token of the best candidate exceeds, or 0.
 
     A last token whose survival is below what its time is worth at the rate without drafts, is too

@@ -123,14 +123,14 @@ def test_it_chooses_as_the_plain_definition_does(
         draft_token_s=0.01,
     )
     shape = rng.random()
-    if shape < 0.2:
+    if shape < 0.3:
         dips = 1 - 0.1 * rng.random(len(cost.tokens))
         cost = replace(cost, verify_s=tuple((np.array(cost.verify_s) * dips).tolist()))
     elif shape < 0.5:  # flat here and there
         added = rng.random(15) * 0.4 * (rng.random(15) < 0.7)
         prices = (1 + np.cumsum(added)).tolist()
         cost = replace(cost, tokens=tuple(range(1, 16)), verify_s=tuple(prices), prefill_s=())
-    elif rng.random() < 0.5:  # the same price for each token: then most are left out
+    elif rng.random() < 0.7:  # the same price for each token: then most are left out
         cost = replace(cost, tokens=(1, 16), verify_s=(1.0, 1.0 + 3 * rng.random()), prefill_s=())
     max_depths = rng.integers(0, depth + 1, num_running)
     survival = random_survival(rng, num_running, depth)
